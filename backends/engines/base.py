@@ -1,0 +1,104 @@
+"""What every engine looks like to the server that drives it. Knows nothing of sockets.
+
+One thread owns an engine and is the only one to call it. An engine never blocks in these calls except while a step
+computes. What it has to say leaves through `emit`, in order, from inside the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from backends.core.request import Request
+from backends.protocol.messages import EngineInfo, EngineStats, FailureCode, FromEngine, FromPrefill, ToPrefill
+
+Emit = Callable[[FromEngine], None]
+
+
+class RequestRefused(Exception):
+    """A request that can't be admitted: what happened, what was expected, what to do."""
+
+    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code: FailureCode = code
+        self.param = param
+
+
+class Engine(Protocol):
+    """A merged engine or a decode side: takes requests of the gateway."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def submit(self, request: Request) -> None:
+        """Admit a request: emits `Accepted`, or raises `RequestRefused` and keeps nothing."""
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free what it holds; nothing more is emitted for it. Unknown ids are ignored."""
+
+    def step(self) -> bool:
+        """Advance by one step. False: nothing could be done, wait for the next call or `next_deadline`."""
+
+    def next_deadline(self) -> float | None:
+        """When (monotonic) `step` must be called again even if nothing arrives; None = only when something does."""
+
+    def stats(self) -> EngineStats: ...
+
+    def reset_peaks(self, *, clear_prefix_cache: bool) -> None: ...
+
+    def num_unfinished(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class PeerLink(Protocol):
+    """The decode side's way to its prefill side: sends without blocking."""
+
+    def send(self, message: ToPrefill) -> None: ...
+
+
+class SplitDecodeEngine(Engine, Protocol):
+    """A decode side: an engine that also hears from its prefill side."""
+
+    @property
+    def kv_memory_fd(self) -> int: ...
+
+    @property
+    def kv_memory_bytes(self) -> int: ...
+
+    def peer_connected(self, link: PeerLink, info: EngineInfo) -> None: ...
+
+    def peer_message(self, message: FromPrefill) -> None: ...
+
+    def peer_lost(self, reason: str) -> None:
+        """The prefill side is gone and writes no more: its blocks may be reused."""
+
+
+EmitPeer = Callable[[FromPrefill], None]
+
+
+class SplitPrefillEngine(Protocol):
+    """A prefill side: takes `Prefill`s of one paired decode side at a time."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def pair(self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer) -> str | None:
+        """Map the decode side's KV memory. Returns why not, if block size, dtype or model differ."""
+
+    def unpair(self) -> None:
+        """The decode side is gone: drop its requests, wait for running copies, unmap."""
+
+    def peer_message(self, message: ToPrefill) -> None: ...
+
+    def step(self) -> bool: ...
+
+    def next_deadline(self) -> float | None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def reset_peaks(self, *, clear_prefix_cache: bool) -> None: ...
+
+    def num_unfinished(self) -> int: ...
+
+    def close(self) -> None: ...

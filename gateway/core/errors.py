@@ -1,0 +1,100 @@
+"""One tree of errors, raised where the fact is known. Knows nothing of HTTP: `web.errors` maps each class to a status.
+
+A message says what happened, what was expected and what to do. It never carries a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class GatewayError(Exception):
+    """Anything a client is told. `param` names the field at fault, `code` is the API's machine-readable code."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequest(GatewayError):
+    """The request is not valid: bad JSON, a bad field, a bad cache strategy."""
+
+
+class BodyTooLarge(GatewayError):
+    code = "request_too_large"
+
+
+class UnsupportedEncoding(GatewayError):
+    """A Content-Encoding or charset that isn't spoken here."""
+
+
+class Unauthorized(GatewayError):
+    code = "invalid_api_key"
+
+
+class Forbidden(GatewayError):
+    """Host or origin not allowed."""
+
+
+class NotFound(GatewayError):
+    """No such path or record."""
+
+
+class MethodNotAllowed(GatewayError):
+    def __init__(self, message: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = tuple(allowed)
+
+
+class ModelNotFound(GatewayError):
+    code = "model_not_found"
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        super().__init__(f"Model {model!r} is not served here. Available: {', '.join(known) or 'none'}.", param="model")
+        self.known = tuple(known)
+
+
+class ContextLengthExceeded(GatewayError):
+    code = "context_length_exceeded"
+
+
+class KVPoolTooSmall(GatewayError):
+    """The prompt can never fit the KV pool, however long it waits."""
+
+    code = "kv_pool_too_small"
+
+
+class Overloaded(GatewayError):
+    """The queue is full; try again after `retry_after_seconds`."""
+
+    code = "queue_full"
+
+
+class ModeUnavailable(GatewayError):
+    """The mode asked for can't be served now, and no other is served in its place."""
+
+    code = "mode_unavailable"
+
+
+class UpstreamGone(GatewayError):
+    """What was answering died or broke the connection."""
+
+    code = "upstream_gone"
+
+
+class UpstreamTimeout(GatewayError):
+    code = "upstream_timeout"
+
+
+class UpstreamUnreachable(GatewayError):
+    code = "upstream_unreachable"
+
+
+class InternalError(GatewayError):
+    """Our own fault; the log has the details."""
+
+    code = "internal_error"
