@@ -19,13 +19,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     role: Role
     model: str  # bundled name, Hugging Face folder, GGUF file or hub id
     served_name: str = "smollm2"
-    device: str = "cpu"  # "cpu", "cuda:0" ...
+    device: str = "cpu"  # "cpu", "cuda:0" ...; "auto:N" = CUDA device N if there is one, else the CPU
     dtype: DType = "auto"  # of activations: bf16 where the CPU multiplies it fast, else fp32
     weight_dtype: WeightDType = "auto"
     kv_cache_dtype: KVCacheDType = "auto"  # auto = the activations'
     block_size: int = 16
     num_kv_blocks: int | None = None  # exact size of the pool; wins over the next two
     kv_cache_gib: float | None = None  # None = 1 GiB on a CPU, gpu_memory_utilization of a CUDA device
+    kv_cache_limit_gib: float | None = None  # the pool is never larger than this, unless num_kv_blocks is set
     gpu_memory_utilization: float = 0.90
     max_model_len: int | None = None  # None = the model's own
     max_batched_tokens: int = 2048  # token budget of a step

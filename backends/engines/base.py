@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from backends.core.errors import RequestRefused
 from backends.core.request import Request
-from backends.protocol.messages import EngineInfo, EngineStats, FailureCode, FromEngine, FromPrefill, ToPrefill
+from backends.protocol.messages import EngineInfo, EngineStats, FromEngine, FromPrefill, ToPrefill
+
+__all__ = [
+    "Emit",
+    "EmitPeer",
+    "Engine",
+    "PeerLink",
+    "RequestRefused",
+    "SplitDecodeEngine",
+    "SplitPrefillEngine",
+]
 
 Emit = Callable[[FromEngine], None]
-
-
-class RequestRefused(Exception):
-    """A request that can't be admitted: what happened, what was expected, what to do."""
-
-    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code: FailureCode = code
-        self.param = param
 
 
 class Engine(Protocol):

@@ -25,7 +25,7 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is chosen and when to stop. Ranges are checked by `backends.core.request.check_sampling`.
+    """How the next token is chosen and when to stop. Ranges are checked by `backends.core.sampling_check`.
 
     The neutral values are the defaults; `temperature` 0 is greedy. `seed` makes an answer the same in any batch;
     None draws a fresh seed. `max_tokens` None means: up to the context's end.
@@ -289,6 +289,7 @@ class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
     cache: CacheParams
     transfer_mode: TransferMode
     seed: int
+    eos_token_ids: list[int] = []  # the end marks that `min_tokens` keeps from being sampled
 
 
 class CancelPrefill(Message, frozen=True, kw_only=True, tag="cancel_prefill"):

@@ -1,0 +1,14 @@
+"""What the engine's core says no with. No torch, no sockets."""
+
+from __future__ import annotations
+
+from backends.protocol.messages import FailureCode
+
+
+class RequestRefused(Exception):
+    """A request that can't be admitted: what happened, what was expected, what to do."""
+
+    def __init__(self, code: FailureCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code: FailureCode = code
+        self.param = param

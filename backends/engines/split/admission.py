@@ -1,0 +1,46 @@
+"""What a decode side refuses before it takes a request, and what it then asks of the prefill side. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from backends.core.errors import RequestRefused
+from backends.core.request import Request
+from backends.protocol.messages import EngineInfo, Prefill, TransferMode
+
+
+def check_prompt(request: Request) -> None:
+    if not request.prompt_token_ids:
+        raise RequestRefused("invalid_request", "The prompt is empty: it must have at least one token.", "prompt")
+
+
+def check_fits_peer(request: Request, peer: EngineInfo) -> None:
+    """Refuse what the prefill side could never compute, before the client is told that it was accepted."""
+    max_tokens = peer.num_blocks * peer.block_size
+    if request.num_prompt_tokens + 1 > max_tokens:
+        raise RequestRefused(
+            "kv_pool_too_small",
+            f"The prompt has {request.num_prompt_tokens} tokens; with one token of answer it can never fit the prefill "
+            f"instance's KV pool of {max_tokens} tokens. Shorten the prompt or give that instance a larger KV pool.",
+        )
+
+
+def check_queue(num_waiting: int, *, max_waiting: int) -> None:
+    if num_waiting >= max_waiting:
+        raise RequestRefused(
+            "queue_full", f"{num_waiting} requests are waiting already, the most allowed. Try again later."
+        )
+
+
+def prefill_message(request: Request, block_ids: tuple[int, ...], *, default_mode: TransferMode) -> Prefill:
+    """A chunk size has no effect in split: no decode step is there to make room for."""
+    return Prefill(
+        request_id=request.request_id,
+        token_ids=request.prompt_token_ids,
+        block_ids=list(block_ids),
+        sampling=request.sampling,
+        cache=msgspec.structs.replace(request.cache, chunk_size=None),
+        transfer_mode=request.cache.transfer_mode or default_mode,
+        seed=request.seed,
+        eos_token_ids=sorted(request.eos_token_ids),
+    )

@@ -1,0 +1,38 @@
+"""Whether a prefill side may write into a decode side's KV memory: every difference that would corrupt it, by name."""
+
+from __future__ import annotations
+
+from backends.protocol.messages import PROTOCOL_VERSION, EngineInfo
+
+# What must be equal, and what it is called to a user.
+MUST_MATCH = {
+    "model_fingerprint": "model",
+    "weight_dtype": "weight_dtype",
+    "block_size": "block_size",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "kv_bytes_per_token": "KV bytes per token",
+    "vocab_size": "vocab_size",
+}
+
+
+def pairing_refusal(
+    decode: EngineInfo, prefill: EngineInfo, *, kv_memory_bytes: int, protocol_version: int = PROTOCOL_VERSION
+) -> str | None:
+    """Why the two can't work together, or None."""
+    if protocol_version != PROTOCOL_VERSION:
+        return _differs("protocol version", protocol_version, PROTOCOL_VERSION)
+    for field, name in MUST_MATCH.items():
+        there, here = getattr(decode, field), getattr(prefill, field)
+        if there != here:
+            return _differs(name, there, here)
+    expected = decode.num_blocks * decode.block_size * decode.kv_bytes_per_token
+    if kv_memory_bytes != expected:
+        return (
+            f"The decode instance announced {kv_memory_bytes} bytes of KV memory; its {decode.num_blocks} blocks of "
+            f"{decode.block_size} tokens need {expected}."
+        )
+    return None
+
+
+def _differs(name: str, decode: object, prefill: object) -> str:
+    return f"The two instances differ in {name}: decode has {decode!r}, prefill has {prefill!r}. Start both alike."

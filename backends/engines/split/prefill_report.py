@@ -1,0 +1,69 @@
+"""What the prefill side said of each request, kept until the answer's end to complete its timings. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from backends.core.request import Request
+from backends.protocol.messages import Prefilled, Timings
+
+
+@dataclass(slots=True)
+class _Report:
+    prefilled: Prefilled
+    received_at: float
+    decode_started_at: float | None = None
+
+
+class PrefillReports:
+    """One report per request that decodes."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, _Report] = {}
+        self.step_started_at = 0.0  # of the decode step that runs, or of the last one
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def add(self, prefilled: Prefilled, *, at: float) -> None:
+        self._reports[prefilled.request_id] = _Report(prefilled, at)
+
+    def apply(self, request: Request) -> None:
+        """Put the first token and the prompt's progress on the request."""
+        prefilled = self._reports[request.request_id].prefilled
+        request.output_token_ids.append(prefilled.token_id)
+        request.num_computed_tokens = request.num_prompt_tokens
+        request.num_cached_tokens = prefilled.cached_tokens
+        request.first_scheduled_at = prefilled.first_scheduled_at
+        request.first_token_at = request.last_token_at = prefilled.sampled_at
+
+    def decode_scheduled(self, request_id: str) -> None:
+        """The request was part of the last step; only its first one counts."""
+        report = self._reports.get(request_id)
+        if report is not None and report.decode_started_at is None:
+            report.decode_started_at = self.step_started_at
+
+    def forget(self, request_id: str) -> None:
+        self._reports.pop(request_id, None)
+
+    def complete_timings(self, request: Request, timings: Timings) -> Timings:
+        """Add what happened on the prefill side and on the way."""
+        report = self._reports.get(request.request_id)
+        if report is None:
+            return timings
+        prefilled = report.prefilled
+        decode_started_at = report.decode_started_at
+        if decode_started_at is None:  # ended by its first decode step, or before any
+            decode_started_at = self.step_started_at if len(request.output_token_ids) > 1 else report.received_at
+        return msgspec.structs.replace(
+            timings,
+            transfer_seconds=prefilled.transfer_seconds,
+            transfer_overlapped_seconds=prefilled.transfer_overlapped_seconds,
+            transfer_bytes=prefilled.transfer_bytes,
+            decode_wait_seconds=max(decode_started_at - report.received_at, 0.0),
+            num_preemptions=timings.num_preemptions + prefilled.num_preemptions,
+            peak_kv_blocks={**timings.peak_kv_blocks, "prefill": prefilled.peak_kv_blocks},
+            peak_memory_bytes={**timings.peak_memory_bytes, "prefill": prefilled.peak_memory_bytes},
+        )

@@ -1,0 +1,98 @@
+"""One prompt on the prefill side: how far it is computed and copied, and what is said of it. Knows no scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backends.core.block_pool import KVCacheBlock
+from backends.core.errors import RequestRefused
+from backends.core.request import Request
+from backends.core.scheduler_types import ScheduledRequest
+from backends.kv_transfer.pool import Part, Transfer, TransferPool
+from backends.protocol.messages import Prefill, Prefilled, TransferMode
+
+
+def check_blocks(message: Prefill, *, block_size: int, num_peer_blocks: int) -> None:
+    """Refuse block ids that can't be right: a wrong one would overwrite another request's KV."""
+    num_needed = -(-len(message.token_ids) // block_size)
+    known = all(0 <= block_id < num_peer_blocks for block_id in message.block_ids)
+    if message.token_ids and known and len(set(message.block_ids)) == len(message.block_ids) >= num_needed:
+        return
+    raise RequestRefused(
+        "internal",
+        f"A prompt of {len(message.token_ids)} tokens needs {num_needed} different blocks below {num_peer_blocks}; "
+        f"the decode instance named {message.block_ids}.",
+    )
+
+
+@dataclass(slots=True, eq=False)
+class PrefillWork:
+    """A request from `Prefill` to its answer."""
+
+    request: Request
+    transfer: Transfer
+    mode: TransferMode
+    started: bool = False
+    num_sent_tokens: int = 0  # copied, or handed to the pool
+    token_id: int | None = None  # sampled; from then on the scheduler has forgotten the request
+    held: list[KVCacheBlock] = field(default_factory=list)  # kept from reuse while copies out of them run
+    peak_kv_blocks: int = 0
+
+    @classmethod
+    def begin(cls, message: Prefill, *, at: float) -> PrefillWork:
+        request = Request(
+            request_id=message.request_id,
+            prompt_token_ids=message.token_ids,
+            max_tokens=1,
+            eos_token_ids=frozenset(message.eos_token_ids),
+            sampling=message.sampling,
+            cache=message.cache,
+            seed=message.seed,
+            arrived_at=at,
+        )
+        return cls(request, Transfer(tuple(message.block_ids)), message.transfer_mode)
+
+    def send_computed(self, item: ScheduledRequest, pool: TransferPool) -> list[Part]:
+        """Hand to the pool what the cache holds already; return the part that the coming step computes."""
+        block_ids = _block_ids(item.request.blocks)
+        if item.start > self.num_sent_tokens:  # prefix hits
+            pool.submit_all_layers(Part(self.transfer, block_ids, self.num_sent_tokens, item.start))
+            self.num_sent_tokens = item.start
+        stop = item.start + item.num_tokens
+        if stop <= self.num_sent_tokens:  # computed once more, after a preemption
+            return []
+        part = Part(self.transfer, block_ids, self.num_sent_tokens, stop)
+        self.num_sent_tokens = stop
+        return [part]
+
+    def send_rest(self, pool: TransferPool) -> None:
+        """Hand to the pool what the held blocks have and the decode side hasn't."""
+        num_tokens = self.request.num_prompt_tokens
+        if self.num_sent_tokens < num_tokens:
+            pool.submit_all_layers(Part(self.transfer, _block_ids(self.held), self.num_sent_tokens, num_tokens))
+            self.num_sent_tokens = num_tokens
+
+    def prefilled(self, peak_memory_bytes: int) -> Prefilled:
+        """The answer, once all is computed and copied."""
+        request, transfer = self.request, self.transfer
+        assert self.token_id is not None
+        assert request.first_scheduled_at is not None
+        assert request.first_token_at is not None
+        computing = (request.first_scheduled_at, request.first_token_at)
+        return Prefilled(
+            request_id=request.request_id,
+            token_id=self.token_id,
+            first_scheduled_at=request.first_scheduled_at,
+            sampled_at=request.first_token_at,
+            cached_tokens=request.num_cached_tokens or 0,
+            transfer_seconds=transfer.seconds(),
+            transfer_overlapped_seconds=transfer.overlapped_seconds(computing),
+            transfer_bytes=transfer.num_bytes,
+            num_preemptions=request.num_preemptions,
+            peak_kv_blocks=self.peak_kv_blocks,
+            peak_memory_bytes=peak_memory_bytes,
+        )
+
+
+def _block_ids(blocks: list[KVCacheBlock]) -> list[int]:
+    return [block.block_id for block in blocks]

@@ -1,0 +1,101 @@
+"""This project's own decoder for the Llama, Mistral, Qwen 2 and Qwen 3 families. Knows no files and no requests.
+
+The rows of all requests go through every product together; only attention tells them apart. The order of operations
+is that of transformers, so that fp32 results agree with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from backends.attention.base import AttentionParams
+from backends.attention.paged import PagedAttention
+from backends.models.base import CausalModel
+from backends.models.dense_config import DenseConfig
+from backends.models.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    input_norm: Tensor
+    qkv: Linear  # rows: all query heads, all key heads, all value heads
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    output: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    attention: AttentionParams
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[DenseLayer, ...]
+    norm: Tensor
+    head: Linear
+    rotary_frequencies: Tensor  # fp32 [head_dim / 2]
+    rotary_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """cos, and sin with the sign of its half: [rows, 1, head_dim]."""
+
+    cos: Tensor
+    signed_sin: Tensor
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """(a, b) -> (a cos - b sin, b cos + a sin) of each head's two halves; [rows, heads, head_dim]."""
+        swapped = heads.roll(heads.shape[-1] // 2, -1)
+        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
+
+
+class DenseModel(CausalModel):
+    def __init__(self, config: DenseConfig, weights: DenseWeights) -> None:
+        self._weights = weights
+        self._eps = config.rms_norm_eps
+        self._hidden_shape = (config.hidden_size,)
+        self._head_shape = (config.head_dim,)
+        self._num_heads = config.num_heads
+        self._num_rotated_heads = config.num_heads + config.num_kv_heads
+        self._head_dim = config.head_dim
+
+    @override
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: PagedAttention, rows: Tensor) -> Tensor:
+        hidden = F.embedding(token_ids, self._weights.embedding)
+        rotation = self._rotation(positions, hidden.dtype)
+        for index, layer in enumerate(self._weights.layers):
+            attended = self._attend(index, layer, self._norm(hidden, layer.input_norm), rotation, attention)
+            hidden += layer.output(attended)
+            gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
+            hidden += layer.down(F.silu(gate).mul_(up))
+        return self._weights.head(self._norm(hidden[rows], self._weights.norm))
+
+    def _attend(
+        self, index: int, layer: DenseLayer, hidden: Tensor, rotation: _Rotation, attention: PagedAttention
+    ) -> Tensor:
+        heads = layer.qkv(hidden).view(hidden.shape[0], -1, self._head_dim)
+        rotated = heads[:, : self._num_rotated_heads]
+        if layer.qk_norm is not None:
+            rotated = F.rms_norm(rotated, self._head_shape, None, self._eps) * layer.qk_norm
+        rotated = rotation(rotated)
+        query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
+        value = heads[:, self._num_rotated_heads :]
+        return attention(index, query, key, value, layer.attention).reshape(hidden.shape[0], -1)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(hidden, self._hidden_shape, weight, self._eps)
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> _Rotation:
+        """Once a step, so a table over the whole context would save nothing that shows."""
+        angles = positions.unsqueeze(1).float() * self._weights.rotary_frequencies
+        cos = angles.cos() * self._weights.rotary_factor
+        sin = angles.sin() * self._weights.rotary_factor
+        return _Rotation(
+            torch.cat((cos, cos), dim=1).to(dtype).unsqueeze(1), torch.cat((-sin, sin), dim=1).to(dtype).unsqueeze(1)
+        )

@@ -1,0 +1,79 @@
+"""Builds the dense decoder from a Hugging Face folder. Knows the names of its tensors; no requests, no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.attention.base import AttentionParams
+from backends.models.dense import DenseLayer, DenseModel, DenseWeights
+from backends.models.dense_config import DenseConfig, read_dense_config, rotary_frequencies
+from backends.models.linear_loader import LinearLoader, plan_weights
+from backends.models.spec import ModelLoadError
+from backends.models.weights import QuantizedFiles, WeightFiles
+
+
+@dataclass(frozen=True, slots=True)
+class DenseParts:
+    model: DenseModel
+    config: DenseConfig
+    weight_dtype: str  # effective
+    notices: tuple[str, ...]
+
+
+def load_dense(folder: Path, config: dict[str, Any], *, device: str, dtype: str, weight_dtype: str) -> DenseParts:
+    dense = read_dense_config(config)
+    files, quantized = WeightFiles(folder), QuantizedFiles(folder)
+    plan = plan_weights(dtype=dtype, weight_dtype=weight_dtype, device=device, has_own_values=bool(quantized))
+    loader = LinearLoader(files, quantized, plan)
+    frequencies, factor = rotary_frequencies(folder, config, dense.head_dim)
+    embedding_name = "model.embed_tokens.weight"
+    embedding = loader.vector(embedding_name)
+    tied = dense.tie_word_embeddings
+    weights = DenseWeights(
+        embedding=embedding,
+        layers=tuple(_layer(loader, dense, index) for index in range(dense.num_layers)),
+        norm=loader.vector("model.norm.weight"),
+        head=loader.head(embedding_name if tied else "lm_head.weight", embedding if tied else None),
+        rotary_frequencies=frequencies.to(device),
+        rotary_factor=factor,
+    )
+    _refuse_unknown(files.unread(), dense)
+    return DenseParts(DenseModel(dense, weights), dense, plan.weight_dtype, plan.notices + loader.notices())
+
+
+def _layer(loader: LinearLoader, config: DenseConfig, index: int) -> DenseLayer:
+    at = f"model.layers.{index}."
+    return DenseLayer(
+        input_norm=loader.vector(f"{at}input_layernorm.weight"),
+        qkv=loader.linear([f"{at}self_attn.{part}_proj" for part in "qkv"]),
+        qk_norm=_qk_norm(loader, config, at) if config.has_qk_norm else None,
+        output=loader.linear([f"{at}self_attn.o_proj"]),
+        post_norm=loader.vector(f"{at}post_attention_layernorm.weight"),
+        gate_up=loader.linear([f"{at}mlp.gate_proj", f"{at}mlp.up_proj"]),
+        down=loader.linear([f"{at}mlp.down_proj"]),
+        attention=AttentionParams(config.head_dim**-0.5, config.sliding_windows[index]),
+    )
+
+
+def _qk_norm(loader: LinearLoader, config: DenseConfig, at: str) -> Tensor:
+    """Each query head has the same weight, and each key head another one."""
+    query = loader.vector(f"{at}self_attn.q_norm.weight").expand(config.num_heads, -1)
+    key = loader.vector(f"{at}self_attn.k_norm.weight").expand(config.num_kv_heads, -1)
+    return torch.cat((query, key))
+
+
+def _refuse_unknown(names: Sequence[str], config: DenseConfig) -> None:
+    """A tensor that the family doesn't have belongs to a model that this code would compute wrongly."""
+    ignored = ["rotary_emb.inv_freq"] + (["lm_head.weight"] if config.tie_word_embeddings else [])
+    unknown = [name for name in names if not name.endswith(tuple(ignored))]
+    if unknown:
+        raise ModelLoadError(
+            f"The weights hold {len(unknown)} tensors that a {config.family} model doesn't have, "
+            f"such as {unknown[0]!r}."
+        )

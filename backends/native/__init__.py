@@ -1,0 +1,1 @@
+"""Compiled CPU kernels: paged attention, and the decode step of dense models. Optional: torch can do it all."""

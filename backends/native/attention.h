@@ -1,0 +1,126 @@
+/* Paged attention for few query rows a request: reads keys and values in place through the block table.
+ *
+ * A slot (one token's place in one layer) holds [num_kv_heads][head_dim] elements; a row's query sees the keys at the
+ * positions [first, last) of its request. Work is split over rows and spans of SPAN keys, all heads of a span in one
+ * task so that memory is read in order; partial results are merged at the end, so one long row uses every thread.
+ */
+#define SPAN 256
+#define TILE 16
+#define MAX_HEAD_DIM 256
+#define MAX_GROUP 16
+
+typedef struct {
+    const void *key, *value; /* of this layer, slot 0 */
+    int64_t slot_stride;     /* in elements */
+    const int32_t *block_table;
+    int block_size, num_kv_heads;
+    float softcap; /* 0 = none */
+} Cache;
+
+/* One KV head's group of queries against n keys. part: [group][2 + hd] = running maximum, sum, weighted values.
+ * `ahead` are the next tile's slots: fetching them row by row while this tile computes hides the memory's latency,
+ * which blocks scattered over the pool would otherwise expose (twice the speed after 4,096 tokens). */
+INLINE void attend_tile(const Cache *c, int dtype, int hd, int group, const float *query, const int64_t *at, int n,
+                        const int64_t *ahead, float *part) {
+    float score[MAX_GROUP][TILE], acc[MAX_GROUP][MAX_HEAD_DIM];
+    int64_t element = dtype == FP32 ? 4 : 2;
+    for (int t = 0; t < n; t++) {
+        float k[MAX_HEAD_DIM];
+        for (int64_t b = 0; b < hd * element; b += 64) __builtin_prefetch((const char *)c->key + ahead[t] * element + b);
+        load_row(c->key, at[t], dtype, hd, k);
+        for (int g = 0; g < group; g++) {
+            float s = 0.0f;
+            for (int d = 0; d < hd; d++) s += query[g * hd + d] * k[d];
+            score[g][t] = s;
+        }
+    }
+    for (int g = 0; g < group; g++) {
+        float *state = part + (int64_t)g * (hd + 2);
+        if (c->softcap > 0)
+            for (int t = 0; t < n; t++) score[g][t] = c->softcap * tanhf(score[g][t] / c->softcap);
+        float top = state[0];
+        for (int t = 0; t < n; t++) top = score[g][t] > top ? score[g][t] : top;
+        for (int t = n; t < TILE; t++) score[g][t] = top;
+        float sum = 0.0f;
+        for (int t = 0; t < TILE; t++) {
+            float p = t < n ? fast_exp(score[g][t] - top) : 0.0f;
+            score[g][t] = p;
+            sum += p;
+        }
+        float shrink = fast_exp(state[0] - top);
+        for (int d = 0; d < hd; d++) acc[g][d] = state[2 + d] * shrink;
+        state[1] = state[1] * shrink + sum;
+        state[0] = top;
+    }
+    for (int t = 0; t < n; t++) {
+        float v[MAX_HEAD_DIM];
+        for (int64_t b = 0; b < hd * element; b += 64) __builtin_prefetch((const char *)c->value + ahead[t] * element + b);
+        load_row(c->value, at[t], dtype, hd, v);
+        for (int g = 0; g < group; g++) {
+            float p = score[g][t];
+            for (int d = 0; d < hd; d++) acc[g][d] += p * v[d];
+        }
+    }
+    for (int g = 0; g < group; g++) memcpy(part + (int64_t)g * (hd + 2) + 2, acc[g], (size_t)hd * sizeof(float));
+}
+
+static void find_slots(const Cache *c, int start, int n, int64_t *at) {
+    for (int t = 0; t < n; t++) {
+        int position = start + t;
+        int64_t slot = (int64_t)c->block_table[position / c->block_size] * c->block_size + position % c->block_size;
+        at[t] = slot * c->slot_stride;
+    }
+}
+
+/* Keys [start, stop), not empty, against all heads of one row. part: [num_heads][2 + hd]. */
+INLINE void attend_span(const Cache *c, int dtype, int hd, int group, const float *query, int start, int stop,
+                        float *part) {
+    for (int h = 0; h < c->num_kv_heads * group; h++) {
+        float *state = part + (int64_t)h * (hd + 2);
+        state[0] = -1e30f; /* below every score; not infinity, which the compiler may assume away */
+        for (int d = 1; d < hd + 2; d++) state[d] = 0.0f;
+    }
+    int64_t at[2][TILE];
+    int n = stop - start < TILE ? stop - start : TILE, odd = 0;
+    find_slots(c, start, n, at[0]);
+    for (int tile = start; tile < stop; tile += TILE, odd ^= 1) {
+        int64_t *here = at[odd], *next = at[odd ^ 1];
+        int left = stop - tile - TILE, ahead = left < 0 ? 0 : left < TILE ? left : TILE;
+        find_slots(c, tile + TILE, ahead, next);
+        for (int t = ahead; t < TILE; t++) next[t] = here[0];
+        for (int h = 0; h < c->num_kv_heads; h++) {
+            attend_tile(c, dtype, hd, group, query + h * group * hd, here, n, next, part + (int64_t)h * group * (hd + 2));
+            for (int t = 0; t < n; t++) here[t] += hd;
+            for (int t = 0; t < TILE; t++) next[t] += hd;
+        }
+        for (int t = 0; t < TILE; t++) next[t] -= (int64_t)c->num_kv_heads * hd;
+        n = ahead;
+    }
+}
+
+/* Sizes known to the compiler are several times faster; the usual ones get code of their own. */
+#define ATTEND(DTYPE, HD, GROUP) \
+    if (dtype == DTYPE && hd == HD && group == GROUP) { attend_span(c, DTYPE, HD, GROUP, query, start, stop, part); return; }
+#define ATTEND_GROUPS(DTYPE, HD) \
+    ATTEND(DTYPE, HD, 1) ATTEND(DTYPE, HD, 2) ATTEND(DTYPE, HD, 3) ATTEND(DTYPE, HD, 4) ATTEND(DTYPE, HD, 7) ATTEND(DTYPE, HD, 8)
+static void attend(const Cache *c, int dtype, int hd, int group, const float *query, int start, int stop, float *part) {
+    ATTEND_GROUPS(BF16, 64)
+    ATTEND_GROUPS(BF16, 128)
+    ATTEND(FP32, 64, 3)
+    ATTEND(FP16, 64, 3)
+    attend_span(c, dtype, hd, group, query, start, stop, part);
+}
+
+/* Merge one head's partial results of `num_spans` spans, `stride` floats apart, into out[hd]. */
+static void merge_spans(const float *part, int num_spans, int64_t stride, int hd, float *out) {
+    float top = -1e30f, sum = 0.0f;
+    for (int s = 0; s < num_spans; s++) top = part[s * stride] > top ? part[s * stride] : top;
+    for (int d = 0; d < hd; d++) out[d] = 0.0f;
+    for (int s = 0; s < num_spans; s++) {
+        const float *p = part + s * stride;
+        float weight = fast_exp(p[0] - top);
+        sum += weight * p[1];
+        for (int d = 0; d < hd; d++) out[d] += weight * p[2 + d];
+    }
+    for (int d = 0; d < hd; d++) out[d] /= sum;
+}

@@ -1,0 +1,212 @@
+"""The kernels as Python functions over torch tensors. Shapes and layouts are those of kernels.c."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from backends.native.build import BuildFailed, library_path
+
+MAX_ROWS = 8
+MAX_HEAD_DIM = 256
+MAX_GROUP = 16
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class WeightKind(IntEnum):
+    BF16 = 0
+    Q4 = 1  # uint8 values 0..15 with fp16 scale and minimum per 32 inputs
+    Q8 = 2  # int8 values with fp16 scale per 32 inputs
+    FP32 = 3
+
+
+class CMatrix(Structure):
+    _fields_ = [("data", c_void_p), ("bias", c_void_p), ("out", c_int32), ("in_", c_int32), ("kind", c_int32),
+                ("unused", c_int32)]  # fmt: skip
+
+
+class CLayer(Structure):
+    _fields_ = [("input_norm", c_void_p), ("post_norm", c_void_p), ("query_norm", c_void_p), ("key_norm", c_void_p),
+                ("qkv", CMatrix), ("output", CMatrix), ("gate_up", CMatrix), ("down", CMatrix),
+                ("window", c_int32), ("unused", c_int32)]  # fmt: skip
+
+
+class CModel(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate",
+                                       "vocab", "block_size", "kv_dtype", "unused")),
+        ("eps", c_float), ("scale", c_float),
+        ("layer_stride", c_int64), ("value_offset", c_int64), ("slot_stride", c_int64),
+        *((name, c_void_p) for name in ("cache", "final_norm", "cos", "sin")),
+        ("head", CMatrix), ("layers", POINTER(CLayer)),
+    ]  # fmt: skip
+
+
+@cache
+def load() -> ctypes.CDLL | BuildFailed:
+    """The library, or why there is none. torch must be loaded first: both then share one OpenMP runtime."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except (BuildFailed, OSError) as error:
+        return error if isinstance(error, BuildFailed) else BuildFailed(str(error))
+    library.packed_bytes.restype = c_int64
+    library.dense_step_scratch.restype = c_int64
+    library.paged_attention_scratch.restype = c_int64
+    library.pack_matrix.argtypes = [c_int, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p]
+    library.dense_step_scratch.argtypes = [POINTER(CModel), c_int, c_void_p]
+    library.dense_step.argtypes = [POINTER(CModel), c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p,
+                                   c_void_p, c_int]  # fmt: skip
+    library.matrix_product.argtypes = [POINTER(CMatrix), c_int, c_void_p, c_void_p, c_int]
+    library.paged_attention.argtypes = [
+        c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_void_p, c_int, c_void_p, c_void_p,
+        c_int, c_int, c_int, c_int, c_int, c_float, c_float, c_void_p, c_int,
+    ]  # fmt: skip
+    return library
+
+
+def available() -> bool:
+    return isinstance(load(), ctypes.CDLL)
+
+
+def _library() -> ctypes.CDLL:
+    library = load()
+    if isinstance(library, BuildFailed):
+        raise library
+    return library
+
+
+class PackedMatrix:
+    """A weight matrix [out, in] in the kernels' layout. `out` must be a multiple of 16, `in` of 32."""
+
+    def __init__(
+        self, kind: WeightKind, data: Tensor, out_features: int, in_features: int, bias: Tensor | None
+    ) -> None:
+        self.kind = kind
+        self.out_features = out_features
+        self.in_features = in_features
+        self._data = data
+        self._bias = bias
+
+    @staticmethod
+    def fits(out_features: int, in_features: int) -> bool:
+        return out_features % 16 == 0 and in_features % 32 == 0
+
+    @classmethod
+    def pack(
+        cls,
+        kind: WeightKind,
+        values: Tensor,
+        *,
+        d: Tensor | None = None,
+        m: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> PackedMatrix:
+        """values [out, in]: bf16, fp32, uint8 (Q4) or int8 (Q8); d, m: fp16 [out, in / 32]."""
+        out_features, in_features = values.shape
+        if not cls.fits(out_features, in_features):
+            raise ValueError(f"A matrix of {out_features} x {in_features} is not a multiple of 16 x 32.")
+        library = _library()
+        data = _aligned(library.packed_bytes(kind, out_features, in_features))
+        values = values.contiguous()
+        d, m = (None if scales is None else scales.contiguous() for scales in (d, m))
+        library.pack_matrix(
+            kind, out_features, in_features, _pointer(values), _pointer(d), _pointer(m), data.data_ptr()
+        )
+        return cls(kind, data, out_features, in_features, None if bias is None else bias.float().contiguous())
+
+    @property
+    def num_bytes(self) -> int:
+        return self._data.numel()
+
+    def descriptor(self) -> CMatrix:
+        """The kernels' view; valid while this object lives."""
+        return CMatrix(self._data.data_ptr(), _pointer(self._bias), self.out_features, self.in_features, self.kind, 0)
+
+    def product(self, rows: Tensor, *, num_threads: int) -> Tensor:
+        """fp32 [n, in] -> fp32 [n, out], n <= MAX_ROWS."""
+        out = torch.empty(rows.shape[0], self.out_features)
+        descriptor = self.descriptor()
+        code = _library().matrix_product(
+            byref(descriptor), rows.shape[0], rows.contiguous().data_ptr(), out.data_ptr(), num_threads
+        )
+        if code:
+            raise ValueError(f"{rows.shape[0]} rows; the kernel takes 1 to {MAX_ROWS}.")
+        return out
+
+
+def _aligned(num_bytes: int) -> Tensor:
+    """Uninitialised bytes that start at a cache line."""
+    raw = torch.empty(num_bytes + 64, dtype=torch.uint8)
+    offset = -raw.data_ptr() % 64
+    return raw[offset : offset + num_bytes]
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class DenseStep:
+    """A decode step of one model over one KV cache. Keeps the tensors it points at alive."""
+
+    def __init__(self, model: CModel, keep: list[object], *, num_threads: int) -> None:
+        self._model = model
+        self._keep = keep
+        self._num_threads = num_threads
+        self._library = _library()
+
+    def run(self, hidden: Tensor, positions: Tensor, slots: Tensor, block_tables: Tensor) -> Tensor:
+        """Logits fp32 [rows, vocab] of rows <= MAX_ROWS requests that each advance by one token.
+
+        hidden fp32 [rows, hidden] (overwritten), positions int32 [rows], slots int64 [rows], block_tables int32
+        [rows, width]; the rows' own keys and values are written to their slots.
+        """
+        rows = hidden.shape[0]
+        scratch = torch.empty(
+            self._library.dense_step_scratch(byref(self._model), rows, positions.data_ptr()), dtype=torch.uint8
+        )
+        logits = torch.empty(rows, self._model.vocab)
+        code = self._library.dense_step(
+            byref(self._model), rows, hidden.data_ptr(), positions.data_ptr(), slots.data_ptr(),
+            block_tables.data_ptr(), block_tables.shape[1], logits.data_ptr(), scratch.data_ptr(), self._num_threads,
+        )  # fmt: skip
+        assert code == 0, "the sizes were checked when the step was built"
+        return logits
+
+
+def paged_attention(
+    query: Tensor,
+    cache: tuple[Tensor, Tensor],
+    block_tables: Tensor,
+    spans: tuple[Tensor, Tensor],
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    num_threads: int,
+) -> Tensor:
+    """Attention of single query rows [rows, heads, head_dim] (fp32 or bf16) over one layer's paged cache.
+
+    cache: keys and values, [blocks, block_size, kv_heads, head_dim]; block_tables int32 [rows, width]; spans: first
+    and last, int32 [rows]: row r sees the keys at positions [first[r], last[r]), at least one.
+    """
+    library = _library()
+    (key_cache, value_cache), (first, last) = cache, spans
+    rows, heads, head_dim = query.shape
+    _, block_size, kv_heads, _ = key_cache.shape
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    longest = int((last - first).max())
+    scratch = torch.empty(library.paged_attention_scratch(rows, heads, head_dim, longest), dtype=torch.uint8)
+    code = library.paged_attention(
+        query.data_ptr(), DTYPES[query.dtype], out.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+        DTYPES[key_cache.dtype], key_cache.stride(1), block_tables.data_ptr(), block_tables.shape[1],
+        first.data_ptr(), last.data_ptr(), rows, heads, kv_heads, head_dim, block_size, scale, softcap,
+        scratch.data_ptr(), num_threads,
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"head_dim {head_dim} or {heads // kv_heads} heads a KV head are more than the kernel takes.")
+    return out

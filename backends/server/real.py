@@ -1,0 +1,54 @@
+"""The real engines, as instances that the server drives. Importing this loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from backends.config import EngineConfig
+from backends.core.errors import RequestRefused
+from backends.engines.base import Emit
+from backends.engines.build import build_merged
+from backends.engines.split.build import build_decode, build_prefill
+from backends.protocol.messages import Prompt
+from backends.server.build import DecodeInstance, Instance, MergedInstance, PrefillInstance
+from backends.server.devices import resolve_device
+from backends.text.tokenizer import PromptError, TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class RefusingCodec:
+    """A text codec whose complaints about a prompt are refusals of the request."""
+
+    codec: TextCodec
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.codec.eos_token_ids
+
+    def min_tokens(self, prompt: Prompt) -> int:
+        return self.codec.min_tokens(prompt)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        try:
+            return self.codec.encode_prompt(prompt)
+        except PromptError as error:
+            raise RequestRefused("invalid_request", str(error), error.param) from error
+
+
+def build_real_instance(config: EngineConfig, *, emit: Emit, wake: Callable[[], None]) -> Instance:
+    """Called in the engine thread: torch's number of threads holds for the thread that sets it."""
+    config = resolve_device(config, torch.cuda.is_available)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    match config.role:
+        case "merged":
+            merged = build_merged(config, emit)
+            return MergedInstance(merged.engine, RefusingCodec(merged.codec))
+        case "decode":
+            decode = build_decode(config, emit)
+            return DecodeInstance(decode.engine, RefusingCodec(decode.codec))
+        case "prefill":
+            return PrefillInstance(build_prefill(config, wake).engine)

@@ -1,0 +1,105 @@
+"""A model's tokenizer and chat template: prompts to token ids, token ids to text. Loads no model, and no torch itself.
+
+`TextCodec` is used by several threads at once: requests are encoded while answers are decoded. Encoding therefore goes
+to the tokenizer's core directly, which is never reconfigured after loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from backends.protocol.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from backends.text.chat_template import PromptError, render_chat
+from backends.text.detokenizer import Detokenizer
+from backends.text.loading import ModelText, TokenizerUnusable, read_model_text
+from backends.text.token_bound import TokenBound
+from backends.text.token_text import TokenText
+
+__all__ = ["PromptError", "TextCodec", "TokenizerUnusable"]
+
+# Marks that end a turn. A model may write them although its files name another end of text.
+CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+
+
+class TextCodec:
+    """Everything about one model's text."""
+
+    def __init__(self, text: ModelText) -> None:
+        tokenizer = text.tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._apply_template = text.apply_template
+        self._token_text = TokenText(tokenizer)
+        self._bound = TokenBound(tokenizer)
+        self.vocab_size = text.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = text.eos_token_ids | _chat_ends(tokenizer)
+        self.template_takes_tools = text.template_takes_tools
+
+    @classmethod
+    def load(cls, path: Path) -> TextCodec:
+        """From a Hugging Face folder. Raises `TokenizerUnusable`."""
+        return cls(read_model_text(path))
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Raises `PromptError`."""
+        match prompt:
+            case ChatPrompt():
+                # A template writes the special tokens itself.
+                return self._encode(self.render(prompt), "messages", add_special_tokens=False)
+            case TextPrompt(text=text):
+                return self._encode(text, "prompt", add_special_tokens=True)
+            case TokenPrompt(token_ids=token_ids):
+                return self._checked(token_ids)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text that the model gets to see. Raises `PromptError`."""
+        if self._apply_template is None:
+            raise PromptError("This model has no chat template. Use /v1/completions with a prompt.", "messages")
+        return render_chat(prompt, self._apply_template)
+
+    def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
+        """For one answer."""
+        return Detokenizer(self._token_text.stream(), stop)
+
+    def min_tokens(self, prompt: Prompt) -> int:
+        """A lower bound of the prompt's tokens, found without encoding it; 0 where none is known."""
+        match prompt:
+            case ChatPrompt(messages=messages):
+                said = [message.get("content") for message in messages if message.get("role") == "user"]
+                return self.min_tokens_of("".join(text.strip() for text in said if isinstance(text, str)))
+            case TextPrompt(text=text):
+                return self.min_tokens_of(text)
+            case TokenPrompt(token_ids=token_ids):
+                return len(token_ids)
+
+    def min_tokens_of(self, text: str) -> int:
+        return self._bound.at_least(text)
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # half a surrogate pair, above all
+            raise PromptError(f"The text can't be encoded: {str(error).splitlines()[0]}", param) from error
+        if not token_ids:
+            raise PromptError(f"{param} is empty: it must have at least one token.", param)
+        return token_ids
+
+    def _checked(self, token_ids: list[int]) -> list[int]:
+        if not token_ids:
+            raise PromptError("prompt is empty: it must have at least one token.", "prompt")
+        bad = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        if bad is not None:
+            raise PromptError(
+                f"The prompt has token id {bad}; allowed are ids from 0 to {self.vocab_size - 1}.", "prompt"
+            )
+        return list(token_ids)
+
+
+def _chat_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Only where they are tokens of their own, not pieces of text."""
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.content in CHAT_END_TOKENS)

@@ -1,0 +1,51 @@
+"""One step on the device: scheduled requests in, sampled tokens out. Knows nothing of queues or text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from backends.attention.base import AttentionBackend
+from backends.attention.paged import PagedAttention
+from backends.attention.reference import ReferenceAttention
+from backends.core.scheduler_types import ScheduledRequest
+from backends.models.base import LoadedModel
+from backends.models.spec import ModelSpec
+from backends.worker.input_batch import build_input_batch
+from backends.worker.kv_cache import PagedKVCache
+from backends.worker.sampler import sample
+
+
+class ModelRunner:
+    """Writes the new KV of every scheduled token, and samples for the requests that are caught up."""
+
+    def __init__(self, loaded: LoadedModel, kv_cache: PagedKVCache, backend: AttentionBackend | None = None) -> None:
+        self.kv_cache = kv_cache
+        self._model = loaded.model
+        self._spec = loaded.spec
+        self._backend = backend or ReferenceAttention()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def execute(
+        self, scheduled: Sequence[ScheduledRequest], *, on_layer: Callable[[int], None] | None = None
+    ) -> list[int | None]:
+        """The next token of each scheduled request, None where it doesn't sample in this step.
+
+        `on_layer(i)` is called as soon as layer i's new KV of this step is in the cache.
+        """
+        tokens: list[int | None] = [None] * len(scheduled)
+        if not scheduled:
+            return tokens
+        batch = build_input_batch(scheduled, self.kv_cache.block_size, self._spec.device)
+        attention = PagedAttention(self.kv_cache.tensor, batch.step, self._backend, on_layer)
+        logits = self._model.forward(batch.token_ids, batch.positions, attention, batch.sample_rows)
+        if batch.sampling:
+            sampled = sample(logits, [scheduled[index].request for index in batch.sampling])
+            for index, token_id in zip(batch.sampling, sampled, strict=True):
+                tokens[index] = token_id
+        return tokens

@@ -1,0 +1,252 @@
+"""A real engine process with the scripted engine: how it starts, and every way in which it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.protocol.messages import (
+    Abort,
+    Accepted,
+    Done,
+    Drain,
+    Failed,
+    Generate,
+    GetStats,
+    PeerState,
+    Ready,
+    StartFailed,
+    StatsReport,
+    TextPrompt,
+    TokenChunk,
+)
+from backends.server.control import PEER_TAG
+from support.engine_child import EngineChild, engine_child
+from support.gateway_process import wait_until
+
+ENDLESS = 5000
+
+
+def test_help_shows_an_example():
+    answer = subprocess.run([sys.executable, "-m", "backends", "--help"], capture_output=True, text=True, check=True)
+
+    assert "--gateway-fd" in answer.stdout
+    assert "socketpair" in answer.stdout
+
+
+def test_an_instance_says_what_it_serves_then_answers():
+    with engine_child(served_name="mine", num_kv_blocks=10) as child:
+        ready = child.read()
+        assert isinstance(ready, Ready)
+        assert (ready.info.served_name, ready.info.pid) == ("mine", child.process.pid)
+        child.generate("r", "one two", max_tokens=3)
+
+        assert child.read() == Accepted(request_id="r", prompt_tokens=2, max_tokens=3)
+        assert "".join(child.read_until(TokenChunk).text for _ in range(3)) == "one two one "
+        assert child.read_until(Done).finish_reason == "length"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_scripted_engine_loads_no_torch():
+    with engine_child() as child:
+        child.read_until(Ready)
+        assert "torch" not in Path(f"/proc/{child.process.pid}/maps").read_text()
+
+
+def test_a_start_that_fails_says_why_without_a_traceback_and_logs_it_with_one():
+    with engine_child(model="scripted:start_error=no_weights_here") as child:
+        failed = child.read()
+        assert isinstance(failed, StartFailed)
+        assert failed.message == "RuntimeError: no weights here"
+        assert child.read() is None
+        assert child.exit_code() == 1
+        assert child.process.stderr is not None
+        assert b"Traceback" in child.process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("config", "named"), [({"block_sise": 3}, "block_sise"), ({"role": "both"}, "both"), ({"block_size": "x"}, "int")]
+)
+def test_a_configuration_that_is_not_valid_is_told(config: dict[str, object], named: str):
+    with engine_child(**config) as child:
+        failed = child.read()
+        assert isinstance(failed, StartFailed)
+        assert named in failed.message
+        assert child.exit_code() == 2
+
+
+def test_an_engine_that_breaks_ends_its_process_with_its_own_code():
+    with engine_child(model="scripted:bug=boom") as child:
+        child.read_until(Ready)
+        child.generate("r", "boom")
+        assert isinstance(child.read(), Accepted)
+        assert child.read() is None
+        assert child.exit_code() == 70
+
+
+def test_sigterm_finishes_what_runs_refuses_what_is_new_and_exits_cleanly():
+    with engine_child(model="scripted:delay=0.005") as child:
+        child.read_until(Ready)
+        child.generate("runs", max_tokens=100, ignore_eos=True)
+        child.read_until(TokenChunk)
+        child.process.send_signal(signal.SIGTERM)
+        child.generate("new")
+        late = child.read_until(Failed)
+        done = child.read_until(Done)
+
+        assert (late.request_id, late.code) == ("new", "draining")
+        assert (done.request_id, done.finish_reason, done.usage.completion_tokens) == ("runs", "length", 100)
+        assert child.read() is None
+        assert child.exit_code() == 0
+
+
+def test_drain_of_an_idle_instance_exits_at_once():
+    with engine_child() as child:
+        child.read_until(Ready)
+        child.send(Drain())
+        assert child.exit_code() == 0
+
+
+def test_a_second_sigterm_does_not_wait_for_requests():
+    with engine_child(model="scripted:delay=0.01") as child:
+        child.read_until(Ready)
+        child.generate("runs", max_tokens=ENDLESS, ignore_eos=True)
+        child.read_until(TokenChunk)
+        child.send(Drain())
+        child.generate("late")
+        child.read_until(Failed)
+        child.process.send_signal(signal.SIGTERM)
+        assert child.exit_code() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_sigterm_while_starting_exits_at_once():
+    with engine_child(model="scripted:start_delay=60") as child:
+        _until_it_handles_signals(child.process)
+        child.process.send_signal(signal.SIGTERM)
+        assert child.exit_code() == 0
+
+
+def test_ctrl_c_is_left_to_the_gateway():
+    with engine_child() as child:
+        child.read_until(Ready)
+        child.process.send_signal(signal.SIGINT)
+        child.send(GetStats(number=1))
+        assert child.read_until(StatsReport).number == 1
+
+
+@pytest.mark.parametrize("which", ["control", "gateway"])
+def test_the_end_of_either_socket_ends_the_process_even_while_requests_run(which: str):
+    with engine_child(model="scripted:delay=0.01") as child:
+        child.read_until(Ready)
+        child.generate("runs", max_tokens=ENDLESS, ignore_eos=True)
+        child.read_until(TokenChunk)
+        getattr(child, which).close()
+        assert child.exit_code() == 0
+
+
+def test_the_end_of_the_control_socket_ends_a_process_that_is_still_starting():
+    with engine_child(model="scripted:start_delay=60") as child:
+        child.control.close()
+        assert child.exit_code() == 0
+
+
+def test_a_gateway_that_does_not_read_does_not_hold_up_the_engine():
+    """Far more is said than a socket holds; the engine finishes all the same, and all of it can be read later."""
+    with engine_child(num_kv_blocks=4096, max_model_len=40000) as child:
+        child.read_until(Ready)
+        word = "w" * 200
+        child.generate("big", word, max_tokens=20000, ignore_eos=True)
+        child.send(Drain())
+        done = child.read_until(Done)
+
+        assert done.usage.completion_tokens == 20000
+        assert child.exit_code() == 0
+
+
+def test_an_aborted_request_says_nothing_more_and_gives_its_blocks_back():
+    with engine_child(model="scripted:delay=0.002", max_num_seqs=1) as child:
+        child.read_until(Ready)
+        child.generate("runs", max_tokens=ENDLESS, ignore_eos=True)
+        child.generate("queued", max_tokens=ENDLESS, ignore_eos=True)
+        child.read_until(TokenChunk)
+        child.send(Abort(request_id="queued"))
+        child.send(Abort(request_id="runs"))
+        child.send(Abort(request_id="unknown"))
+        child.send(GetStats(number=1))
+        stats = child.read_until(StatsReport).stats["merged"]
+
+        assert (stats.num_running, stats.num_waiting, stats.num_blocks_in_use) == (0, 0, 0)
+        child.generate("after", max_tokens=1)
+        assert child.read_until(Done).request_id == "after"
+
+
+def test_a_deadline_ends_a_request_that_waits():
+    with engine_child(model="scripted:delay=0.002", max_num_seqs=1) as child:
+        child.read_until(Ready)
+        child.generate("runs", max_tokens=ENDLESS, ignore_eos=True)
+        child.read_until(TokenChunk)
+        child.send(Generate(request_id="waits", prompt=TextPrompt(text="x"), deadline_seconds=0.05))
+        failed = child.read_until(Failed)
+
+        assert (failed.request_id, failed.code) == ("waits", "timeout")
+
+
+def test_a_decode_side_without_a_prefill_side_refuses_requests():
+    with engine_child(role="decode") as child:
+        child.read_until(Ready)
+        child.generate("r")
+        assert child.read_until(Failed).code == "peer_lost"
+
+
+def test_sides_that_differ_do_not_pair_and_say_what_differs():
+    with engine_child(role="decode", block_size=16) as decode, engine_child(role="prefill", block_size=32) as prefill:
+        decode.read_until(Ready)
+        prefill.read_until(Ready)
+        _connect(decode, prefill)
+        state = decode.read_until(PeerState)
+
+        assert not state.connected
+        assert "block_size" in state.reason
+
+
+def test_a_new_prefill_side_takes_the_place_of_the_old():
+    with (
+        engine_child(role="decode") as decode,
+        engine_child(role="prefill") as old,
+        engine_child(role="prefill") as new,
+    ):
+        for child in (decode, old, new):
+            child.read_until(Ready)
+        _connect(decode, old)
+        assert decode.read_until(PeerState).connected
+        _connect(decode, new)
+        assert not decode.read_until(PeerState).connected
+        assert decode.read_until(PeerState).connected
+        old.process.kill()
+        old.process.wait()
+        decode.generate("r", max_tokens=1)
+        assert decode.read_until(Done).request_id == "r"
+
+
+def _connect(decode: EngineChild, prefill: EngineChild) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        socket.send_fds(decode.control, [PEER_TAG], [one.fileno()])
+        socket.send_fds(prefill.control, [PEER_TAG], [other.fileno()])
+
+
+def _until_it_handles_signals(process: subprocess.Popen[bytes]) -> None:
+    """Until then a SIGTERM ends it too, but by the default action."""
+
+    def handles() -> bool:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
+        return bool(caught & 1 << (signal.SIGTERM - 1))
+
+    wait_until(handles, "it handles SIGTERM", 20)

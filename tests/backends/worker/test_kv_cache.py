@@ -1,0 +1,64 @@
+"""Size, layout and owner of the KV cache's memory."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import pytest
+import torch
+
+from backends.config import EngineConfig
+from backends.models.spec import ModelSpec
+from backends.worker.kv_cache import PagedKVCache, kv_bytes_per_token, num_blocks_for
+
+SPEC = ModelSpec(
+    num_layers=3,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=10,
+    max_model_len=64,
+    dtype="bf16",
+    weight_dtype="bf16",
+    fingerprint="f",
+)
+BYTES_PER_BLOCK = 3 * 2 * 2 * 8 * 2 * 16
+
+
+def make_config(**values: Any) -> EngineConfig:
+    return EngineConfig(role="merged", model="m", **values)
+
+
+def test_sizes_follow_from_the_model() -> None:
+    cache = PagedKVCache.allocate(SPEC, 5, 16)
+    assert cache.tensor.shape == (3, 2, 5, 16, 2, 8)
+    assert cache.tensor.dtype == torch.bfloat16
+    assert (cache.num_blocks, cache.block_size) == (5, 16)
+    assert cache.bytes_per_block == BYTES_PER_BLOCK == kv_bytes_per_token(SPEC) * 16
+    assert cache.num_bytes == 5 * BYTES_PER_BLOCK
+    assert PagedKVCache.allocate(SPEC, 5, 16, "fp32").num_bytes == 10 * BYTES_PER_BLOCK
+
+
+def test_shared_memory_is_used_in_place() -> None:
+    memory = mmap.mmap(-1, 4 * BYTES_PER_BLOCK)
+    one, other = (PagedKVCache.from_buffer(memory, SPEC, 4, 16) for _ in range(2))
+    one.tensor[2, 1, 3, 15] = 7.0
+    assert (other.tensor[2, 1, 3, 15] == 7.0).all()
+    assert other.tensor.count_nonzero() == 16
+
+
+def test_a_buffer_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="buffer"):
+        PagedKVCache.from_buffer(bytearray(BYTES_PER_BLOCK), SPEC, 2, 16)
+
+
+def test_an_exact_number_of_blocks_wins_over_a_size() -> None:
+    assert num_blocks_for(make_config(num_kv_blocks=9, kv_cache_gib=1.0), SPEC) == 9
+    assert num_blocks_for(make_config(kv_cache_gib=0.5), SPEC) == 2**29 // BYTES_PER_BLOCK
+    assert num_blocks_for(make_config(), SPEC) == 2**30 // BYTES_PER_BLOCK
+    assert num_blocks_for(make_config(kv_cache_gib=0.5, kv_cache_dtype="fp32"), SPEC) == 2**28 // BYTES_PER_BLOCK
+
+
+def test_a_pool_without_room_for_one_block_names_the_settings() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_gib.*num_kv_blocks"):
+        num_blocks_for(make_config(kv_cache_gib=1e-6), SPEC)
