@@ -94,6 +94,24 @@ class UpstreamUnreachable(GatewayError):
     code = "upstream_unreachable"
 
 
+class LoopDetected(GatewayError):
+    """The request has come back to this gateway through its own upstream."""
+
+    code = "loop_detected"
+
+
+class UpstreamError(GatewayError):
+    """An upstream answered with an error of its own, which is passed on: its status, its body, its Retry-After."""
+
+    code = "upstream_error"
+
+    def __init__(self, message: str, *, status: int, body: bytes | None = None, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body  # JSON of the API's error shape; None = built from the message
+        self.retry_after = retry_after
+
+
 class InternalError(GatewayError):
     """Our own fault; the log has the details."""
 

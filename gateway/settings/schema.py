@@ -1,23 +1,26 @@
 """Every option of the gateway, written once. Precedence: flags, environment (KVGATE_*), settings file, defaults.
 
 The native file is the layout form (shape A of README) plus `[engine]`, `[request]`, `[[keys]]`, `[[targets]]`,
-`[[routes]]`, `[limits]` and `[timeouts]`. Reading files and the other accepted shapes is `importers`' work.
+`[[routes]]`, `[limits]` and `[timeouts]`. Reading files, the environment and the other accepted shapes is `importers`'
+work: constructing `Settings` reads nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.core.types import CacheMode
+
+Device = Annotated[int, Field(ge=0)]
 
 KVDtype = Literal["auto", "fp32", "fp16", "bf16"]
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
 
 class ServerSettings(Frozen):
@@ -37,13 +40,13 @@ class CacheLayoutSettings(Frozen):
     """Which layout serves when a request does not say, and on which devices."""
 
     mode: CacheMode = CacheMode.MERGED
-    prefill_gpus: tuple[int, ...] = Field((), description="devices of the prefill side; one is used")
-    decode_gpus: tuple[int, ...] = Field((), description="devices of the decode side; one is used")
-    merged_gpus: tuple[int, ...] = Field((), description="devices of the merged engine; one is used")
-    chunk_size: int | None = Field(None, description="default chunkSize of a request; a multiple of 64")
-    enable_prefix_cache: bool = True
-    prefill_endpoint: str | None = None
-    decode_endpoint: str | None = None
+    prefill_gpus: tuple[Device, ...] = Field((), description="devices of the prefill side; one is used")
+    decode_gpus: tuple[Device, ...] = Field((), description="devices of the decode side; one is used")
+    merged_gpus: tuple[Device, ...] = Field((), description="devices of the merged engine; one is used")
+    chunk_size: int | None = Field(None, ge=1, description="default chunkSize of a request; a multiple of 64")
+    enable_prefix_cache: bool = Field(True, description="default enablePrefixCache of a request")
+    prefill_endpoint: str | None = Field(None, description="split at the unified upstream: its own URL, api_base")
+    decode_endpoint: str | None = Field(None, description="as prefill_endpoint")
 
 
 class KVCacheSettings(Frozen):
@@ -92,6 +95,14 @@ class EngineSettings(Frozen):
     decode_threads: int | None = Field(None, ge=1)
     ready_timeout_seconds: float = Field(300.0, gt=0)
     max_restarts: int = Field(5, ge=0, description="restarts of one instance within a minute before it is given up")
+
+    def public_name(self) -> str:
+        """The name clients use: `served_name`, else the last part of the model's path or hub id."""
+        if self.served_name:
+            return self.served_name
+        without_drive = re.sub(r"^[A-Za-z]:(?=[/\\])", "", self.model)
+        without_revision = without_drive.partition(":")[0].rstrip("/\\")
+        return re.split(r"[/\\]", without_revision)[-1].removesuffix(".gguf") or self.model
 
 
 class RequestSettings(Frozen):
@@ -146,12 +157,8 @@ class TimeoutSettings(Frozen):
     shutdown_seconds: float = Field(10.0, ge=0, description="time for running requests after SIGTERM")
 
 
-class Settings(BaseSettings):
+class Settings(Frozen):
     """Everything the gateway can be told."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="KVGATE_", env_nested_delimiter="__", frozen=True, extra="forbid", hide_input_in_errors=True
-    )
 
     server: ServerSettings = ServerSettings()
     cache_layout: CacheLayoutSettings = CacheLayoutSettings()
@@ -175,4 +182,22 @@ class Settings(BaseSettings):
 
 def public_dump(settings: Settings) -> dict[str, Any]:
     """All settings as plain values, every secret replaced by `***`."""
-    return settings.model_dump(mode="json")
+    redacted = _redact(settings.model_dump())
+    assert isinstance(redacted, dict)
+    return redacted
+
+
+def _redact(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return "***"
+    if isinstance(value, dict):
+        return {key: _redact(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_redact(inner) for inner in value]
+    return str(value) if isinstance(value, CacheMode) else value
+
+
+def secrets_of(settings: Settings) -> tuple[str, ...]:
+    """Every secret in plain text, for the log's filter."""
+    fields = [settings.server.api_key, *(key.key for key in settings.keys), *(t.api_key for t in settings.targets)]
+    return tuple(secret.get_secret_value() for secret in fields if secret is not None)

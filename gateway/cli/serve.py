@@ -1,0 +1,212 @@
+"""`kvgate serve`: settings, sockets, application, signals. Knows nothing of requests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gateway.cli.listening import BACKLOG, CannotListen, bind_sockets, close_all, explain, url_of
+from gateway.cli.loading import load
+from gateway.cli.logs import LEVELS, set_up_logging
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from gateway.settings.importers import LoadedSettings
+    from gateway.settings.schema import Settings
+
+SUMMARY = "run the gateway"
+EPILOG = """\
+Without --config, $KVGATE_CONFIG is read, else ./kvgate.toml if there is one. Flags win over KVGATE_* environment
+variables (such as KVGATE_SERVER__PORT), these over the file.
+
+examples:
+  kvgate serve --port 9000 --mode split
+  kvgate serve --model ./Qwen3-0.6B
+  kvgate serve --upstream https://taotoken.net/api --upstream-key-env TAOTOKEN_API_KEY
+"""
+LOG_LEVEL_VARIABLE = "KVGATE_LOG_LEVEL"
+
+logger = logging.getLogger(__name__)
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help=SUMMARY,
+        description=SUMMARY,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="settings file, in any accepted shape")
+    add("--host", help="address to listen on (default: 127.0.0.1)")
+    add("--port", help="port to listen on; 0 = any free one (default: 8000)")
+    add("--model", help="what the bundled engine loads: bundled name, folder, GGUF file or hub id; turns it on")
+    add("--mode", help="mode of requests that choose none: merged or split")
+    add("--upstream", metavar="URL", help="base URL of an OpenAI-compatible upstream, such as TaoToken")
+    add("--upstream-key-env", metavar="NAME", help="environment variable that holds the upstream's key")
+    add("--no-engine", action="store_true", help="do not run the bundled engine")
+    add("--log-level", choices=LEVELS, help=f"default: ${LOG_LEVEL_VARIABLE}, else info")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    loaded = load(arguments.config, flags_of(arguments))
+    if loaded is None:
+        return 1
+    problem = missing_engine(loaded.settings)
+    if problem is not None:
+        print(f"kvgate: {problem}", file=sys.stderr)
+        return 1
+    _set_up_logging(arguments.log_level, loaded)
+    server = loaded.settings.server
+    try:
+        sockets = bind_sockets(server.host, server.port)
+    except CannotListen as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 1
+    return _serve_on(sockets, loaded)
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options as flags give them. A key is only ever named, so that it is in no process list."""
+    key_variable = arguments.upstream_key_env
+    return {
+        "server.host": arguments.host,
+        "server.port": arguments.port,
+        "server.api_base": arguments.upstream,
+        "server.api_key": f"${{{key_variable}}}" if key_variable else None,
+        "cache_layout.mode": arguments.mode,
+        "engine.model": arguments.model,
+        "engine.enabled": False if arguments.no_engine else None,
+    }
+
+
+def missing_engine(settings: Settings) -> str | None:
+    """What the bundled engine lacks on this machine, found without importing it."""
+    if settings.effective_engine() is None:
+        return None
+    missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+    if not missing:
+        return None
+    return (
+        f"the bundled engine needs {', '.join(missing)}: pip install 'kvgate[engine]'. "
+        "To serve an upstream only, give --upstream URL, or --no-engine"
+    )
+
+
+def start_line(settings: Settings, url: str, source: str) -> str:
+    """Everything a user wants to know first, in one line."""
+    engine, server = settings.effective_engine(), settings.server
+    targets = [f"{engine.name} ({engine.public_name()}: {', '.join(engine.modes)})"] if engine else []
+    if server.api_base:
+        targets.append(f"{server.name} ({server.api_base})")
+    targets += [f"{target.name} ({target.base_url})" for target in settings.targets]
+    return (
+        f"kvgate listens on {url} | targets: {', '.join(targets) or 'none'} | "
+        f"default mode: {settings.cache_layout.mode} | settings: {source}"
+    )
+
+
+def _set_up_logging(level: str | None, loaded: LoadedSettings) -> None:
+    from gateway.settings.schema import secrets_of  # noqa: PLC0415
+
+    level = level or os.environ.get(LOG_LEVEL_VARIABLE, "").strip().lower() or "info"
+    unknown = level not in LEVELS
+    level = "info" if unknown else level
+    os.environ[LOG_LEVEL_VARIABLE] = level.upper()  # the engines' processes read it
+    set_up_logging(level, secrets_of(loaded.settings))
+    if unknown:
+        logger.warning("%s is not one of %s: info is used", LOG_LEVEL_VARIABLE, ", ".join(LEVELS))
+    logger.info("settings: %s", describe_source(loaded))
+    for notice in loaded.notices:
+        logger.warning("%s", notice)
+
+
+def describe_source(loaded: LoadedSettings) -> str:
+    return "defaults" if loaded.path is None else f"{loaded.path} ({loaded.shape})"
+
+
+def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings) -> int:
+    from gateway.app import build_app  # noqa: PLC0415  (aiohttp and everything else)
+
+    try:
+        return asyncio.run(serve(sockets, loaded, build_app))
+    except CannotListen as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 1
+    finally:
+        close_all(sockets)
+
+
+class AppFactory(Protocol):
+    def __call__(self, settings: Settings, *, notices: Sequence[str] = ()) -> web.Application: ...
+
+
+async def serve(sockets: list[socket.socket], loaded: LoadedSettings, build_app: AppFactory) -> int:
+    """Until SIGINT or SIGTERM, also while starting. The start line is printed once connections are accepted."""
+    from gateway.app import make_runner  # noqa: PLC0415
+
+    settings = loaded.settings
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    app = build_app(settings, notices=loaded.notices)
+    runner = make_runner(app, shutdown_timeout=settings.timeouts.shutdown_seconds)
+    try:
+        if await _set_up(runner, stop):
+            await _start_sites(runner, sockets, settings)
+            url = url_of(settings.server.host, sockets[0].getsockname()[1])
+            print(start_line(settings, url, describe_source(loaded)), flush=True)
+            await stop.wait()
+        logger.info("stopping")
+    finally:
+        await runner.cleanup()
+    return 0
+
+
+async def _set_up(runner: web.AppRunner, stop: asyncio.Event) -> bool:
+    """Start everything behind the application. False: told to stop before it was done."""
+    setup = asyncio.create_task(runner.setup())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({setup, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not setup.done():
+        setup.cancel()
+        await asyncio.gather(setup, return_exceptions=True)
+        return False
+    setup.result()
+    return not stop.is_set()
+
+
+async def _start_sites(runner: web.AppRunner, sockets: list[socket.socket], settings: Settings) -> None:
+    from aiohttp import web  # noqa: PLC0415
+
+    try:
+        for bound in sockets:
+            await web.SockSite(runner, bound, backlog=BACKLOG).start()
+    except OSError as error:  # two that started at once may both bind, and then only one can listen
+        raise CannotListen(explain(error, settings.server.host, settings.server.port)) from None
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """The first signal lets running requests end; a second one ends the process as it usually would."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C cancels the main task instead
+            loop.add_signal_handler(number, on_signal, number)

@@ -1,0 +1,167 @@
+"""What settings mean together: refusals and notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.settings.checks import is_loopback
+from gateway.settings.errors import SettingsError
+from gateway.settings.importers import LoadedSettings, load_settings
+
+UPSTREAM = '[server]\napi_base = "https://taotoken.net/api"\n'
+ENGINE = "[engine]\n"
+PAIR = '[cache_layout]\nprefill_endpoint = "{}"\ndecode_endpoint = "{}"\n'
+
+
+def load(text: str, folder: Path) -> LoadedSettings:
+    path = folder / "file"
+    path.write_text(text)
+    return load_settings(path, environ={})
+
+
+def refused(text: str, folder: Path) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(text, folder)
+    return str(caught.value)
+
+
+def notices(text: str, folder: Path) -> str:
+    return "\n".join(load(text, folder).notices)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gateway.lan"])
+def test_an_address_others_can_reach_needs_a_key(tmp_path, host):
+    text = f'[server]\nhost = "{host}"\n'
+    assert "server.host (file, line 2)" in refused(text, tmp_path)
+    assert load(text + '[[keys]]\nname = "a"\nkey = "sk-a"\n', tmp_path).settings.server.host == host
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.3.2.1", True), ("::1", True), ("[::1]", True), ("localhost", True),
+     ("LOCALHOST.", True),
+     ("0.0.0.0", False), ("::", False), ("localhost.example", False), ("128.0.0.1", False), ("::ffff:1.2.3.4", False)],
+)  # fmt: skip
+def test_loopback_is_told_from_other_addresses(host, loopback):
+    assert is_loopback(host) is loopback
+
+
+def test_both_endpoints_at_the_unified_upstream_are_accepted_and_explained(tmp_path):
+    text = UPSTREAM + PAIR.format("https://taotoken.net/api/", "HTTPS://Taotoken.net/api")
+    loaded = load(text, tmp_path)
+    assert loaded.settings.cache_layout.prefill_endpoint == "https://taotoken.net/api"
+    assert "splits by itself and is told the mode by X-Cache-Mode" in loaded.notices[-1]
+
+
+@pytest.mark.parametrize("base", ["", UPSTREAM])
+def test_two_endpoints_that_are_one_other_instance_are_refused(tmp_path, base):
+    message = refused(base + PAIR.format("http://h:1/v1", "http://h:1/v1"), tmp_path)
+    assert "one instance" in message
+    assert "merged is the mode" in message
+
+
+def test_an_external_pair_is_refused_with_what_is_supported(tmp_path):
+    message = refused(UPSTREAM + PAIR.format("http://h:1/v1", "http://h:2/v1"), tmp_path)
+    assert "not supported by this version" in message
+    assert "[engine]" in message
+
+
+def test_one_endpoint_alone_is_refused(tmp_path):
+    assert "needed together" in refused('[cache_layout]\ndecode_endpoint = "http://h"\n', tmp_path)
+
+
+def test_the_provider_form_has_the_same_refusals_under_its_own_names(tmp_path):
+    text = (
+        '[provider]\nbase_url = "http://a"\n[cache.split]\nprefill_base_url = "http://b"\ndecode_base_url = "http://b"'
+    )
+    assert "cache.split.prefill_base_url (file, line 4)" in refused(text, tmp_path)
+
+
+def test_an_upstream_that_is_this_gateway_is_refused(tmp_path):
+    assert "this gateway itself" in refused('[server]\nport = 8000\napi_base = "http://localhost:8000/v1"\n', tmp_path)
+    assert load('[server]\nport = 8001\napi_base = "http://localhost:8000/v1"\n', tmp_path)
+
+
+def test_names_and_keys_must_differ_and_routes_must_lead_somewhere(tmp_path):
+    target = '[[targets]]\nname = "{}"\nbase_url = "http://h"\n'
+    assert "targets[0].name (file, line 3)" in refused(ENGINE + target.format("Local"), tmp_path)
+    keys = '[[keys]]\nname="a"\nkey="k"\n[[keys]]\nname="{}"\nkey="{}"\n'
+    assert "keys[1].key (file, line 6)" in refused(keys.format("b", "k"), tmp_path)
+    assert "keys[1].name (file, line 5)" in refused(keys.format("a", "l"), tmp_path)
+    message = refused('[[routes]]\nmodel = "a"\ntarget = "nowhere"\n', tmp_path)
+    assert "routes[0].target (file, line 3)" in message
+    assert "targets: local" in message
+
+
+def test_a_route_cannot_rename_the_local_model(tmp_path):
+    text = '[[routes]]\nmodel = "gpt-*"\ntarget = "local"\nupstream_model = "{}"\n'
+    assert "serves 'smollm2' and no other" in refused(text.format("other"), tmp_path)
+    assert load(text.format("smollm2"), tmp_path)
+
+
+def test_too_high_a_share_of_memory_is_warned_about(tmp_path):
+    text = ENGINE + "[kv_cache]\ngpu_memory_utilization = {}\n"
+    assert "0.85 to 0.92 is advised" in notices(text.format(0.93), tmp_path)
+    assert notices(text.format(0.92), tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "parts"),
+    [(500, 512, ["500 is not a multiple of 64: 512 is used"]), (64, 64, ["64 is below 128"]), (1, 64, ["64", "below"]),
+     (512, 512, []), (1000, 1024, ["1024"])],
+)  # fmt: skip
+def test_chunk_sizes_are_multiples_of_64_and_not_tiny(tmp_path, given, used, parts):
+    loaded = load(f"[cache_layout]\nchunk_size = {given}\n", tmp_path)
+    assert loaded.settings.cache_layout.chunk_size == used
+    assert all(part in "\n".join(loaded.notices) for part in parts)
+    assert bool(loaded.notices) == bool(parts)
+
+
+def test_a_chunk_size_in_split_is_said_to_have_no_effect(tmp_path):
+    text = '[cache]\nmode = "split"\nchunk_size = 512\n'
+    assert "cache.chunk_size (file, line 3): no effect in split" in notices(text, tmp_path)
+
+
+def test_one_device_for_both_sides_is_noticed(tmp_path):
+    text = ENGINE + "[cache_layout]\nprefill_gpus = [1]\ndecode_gpus = [{}]\n"
+    assert "both on device 1" in notices(text.format(1), tmp_path)
+    assert notices(text.format(0), tmp_path) == ""
+
+
+def test_devices_beyond_the_first_are_said_to_be_unused(tmp_path):
+    text = ENGINE + "[cache_layout]\nprefill_gpus = [0, 2]\ndecode_gpus = [1]\nmerged_gpus = [0, 1]\n"
+    message = notices(text, tmp_path)
+    assert "cache_layout.prefill_gpus (file, line 3): only the first device, 0" in message
+    assert "cache_layout.merged_gpus (file, line 5): only the first device, 0" in message
+    assert "decode_gpus" not in message
+
+
+def test_devices_on_a_cpu_are_said_to_have_no_effect(tmp_path):
+    text = '[engine]\ndevice = "cpu"\n[cache_layout]\ndecode_gpus = [1]\n'
+    assert "decode_gpus: no effect, since engine.device is cpu" in notices(text, tmp_path)
+
+
+def test_engine_options_without_an_engine_get_one_notice_that_says_how_to_start_it(tmp_path):
+    text = UPSTREAM + "[kv_cache]\nblock_size = 16\n[scheduler]\nmax_waiting = 1\n[cache_layout]\ndecode_gpus = [0]\n"
+    (notice,) = load(text, tmp_path).notices
+    assert all(name in notice for name in ("kv_cache.block_size", "scheduler.max_waiting", "decode_gpus", "[engine]"))
+    assert load(text + ENGINE, tmp_path).notices == ()
+
+
+def test_a_switched_off_engine_is_said_to_be_switched_off(tmp_path):
+    text = "[engine]\nenabled = false\n[scheduler]\nmax_waiting = 1\n"
+    assert "engine.enabled = true" in notices(text, tmp_path)
+
+
+def test_a_dtype_of_other_engines_has_no_effect_at_an_upstream(tmp_path):
+    text = '[provider]\nbase_url = "http://h"\n[cache]\nkv_cache_dtype = "int8"\n'
+    assert "int8 has no effect" in notices(text, tmp_path)
+    assert "bundled engine's: auto, fp32" in refused(text + ENGINE, tmp_path)
+
+
+def test_keys_that_nothing_uses_are_noticed(tmp_path):
+    assert "not used" in notices('[server]\napi_key = "sk-a"\n', tmp_path)
+    assert "no effect" in notices(UPSTREAM + 'api_key = "sk-a"\nforward_client_key = true\n', tmp_path)
+    assert "placeholder" in notices(UPSTREAM + 'api_key = "sk-your-taotoken-key"\n', tmp_path)
