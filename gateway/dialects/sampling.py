@@ -1,0 +1,141 @@
+"""The sampling fields that the OpenAI dialects share, read into `SamplingParams`. Knows no message format."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from backends.protocol.messages import Prompt, SamplingParams
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.fields import Fields, kind, refuse
+
+# Accepted so that clients work, and without effect on a local engine.
+NO_EFFECT = (
+    "model", "stream", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort",
+    "reasoning", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity", "prediction",
+    "include_reasoning", "thinking", "request_id", "priority", "session_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What fills in for a field that a request leaves out, and the limits of lists."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    max_stop_strings: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """What a dialect makes of a request's body."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    include_usage: bool
+    notices: tuple[str, ...] = ()
+
+
+def read_sampling(fields: Fields, max_tokens: int | None, defaults: Defaults) -> SamplingParams:
+    """Every sampling field, checked. `max_tokens` was read by the dialect, which knows its name."""
+    neutral = SamplingParams()
+    temperature = _first(fields.number("temperature", 0, 2), defaults.temperature, neutral.temperature)
+    min_tokens = _first(fields.integer("min_tokens", 0), 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        refuse(f"`min_tokens` ({min_tokens}) must not be above the token limit ({max_tokens}).", "min_tokens")
+    return SamplingParams(
+        temperature=temperature,
+        top_p=_first(fields.number("top_p", 0, 1, above=True), neutral.top_p),
+        top_k=max(0, _first(fields.integer("top_k", -1, 2**31 - 1), neutral.top_k)),  # -1 is another way to say off
+        min_p=_first(fields.number("min_p", 0, 1), neutral.min_p),
+        presence_penalty=_first(fields.number("presence_penalty", -2, 2), neutral.presence_penalty),
+        frequency_penalty=_first(fields.number("frequency_penalty", -2, 2), neutral.frequency_penalty),
+        repetition_penalty=_first(
+            fields.number("repetition_penalty", 0, math.inf, above=True), neutral.repetition_penalty
+        ),
+        logit_bias=_logit_bias(fields),
+        seed=fields.integer("seed"),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=_stop(fields, defaults.max_stop_strings),
+        stop_token_ids=_token_ids(fields, "stop_token_ids"),
+        ignore_eos=fields.boolean("ignore_eos"),
+    )
+
+
+def read_include_usage(fields: Fields) -> bool:
+    options = fields.mapping("stream_options") or {}
+    value = options.get("include_usage")
+    if value is not None and not isinstance(value, bool):
+        refuse(f"`stream_options.include_usage` must be true or false, not {kind(value)}.", "stream_options")
+    return bool(value)
+
+
+def read_one_choice(fields: Fields) -> None:
+    n = fields.integer("n", 1, 128)
+    if n not in (None, 1):
+        refuse(f"`n` is {n}; only one choice per request is supported by the local engine. Send n requests.", "n")
+    best_of = fields.integer("best_of", 1)
+    if best_of not in (None, 1):
+        refuse("`best_of` is not supported by the local engine. Leave it out or send 1.", "best_of")
+
+
+def read_response_format(fields: Fields) -> None:
+    value = fields.mapping("response_format")
+    if value is not None and value.get("type") != "text":
+        said = value.get("type")
+        refuse(f"`response_format.type` {said!r} is not supported by the local engine; only 'text'.", "response_format")
+
+
+def unknown_field_notices(fields: Fields) -> tuple[str, ...]:
+    names = [name for name in fields.unknown() if name.isprintable() and len(name) <= 64]
+    if not names:
+        return ()
+    shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+    return (f"unknown fields have no effect: {shown}",)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _logit_bias(fields: Fields) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in (fields.mapping("logit_bias") or {}).items():
+        if not key.isascii() or not key.isdigit() or len(key) > 9:
+            refuse(f"`logit_bias` keys must be token ids; {key[:40]!r} is not.", "logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            refuse(f"`logit_bias[{key}]` must be a number from -100 to 100.", "logit_bias")
+        bias[int(key)] = float(value)
+    return bias
+
+
+def _stop(fields: Fields, limit: int) -> tuple[str, ...]:
+    value = fields.get("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        refuse("`stop` must be a string or an array of strings.", "stop")
+    if len(stops) > limit:
+        refuse(f"`stop` has {len(stops)} strings; at most {limit} are allowed.", "stop")
+    if "" in stops:
+        refuse("`stop` must not hold an empty string.", "stop")
+    return tuple(stops)
+
+
+def _token_ids(fields: Fields, name: str) -> tuple[int, ...]:
+    value = fields.get(name)
+    if value is None:
+        return ()
+    return tuple(check_token_ids(value, name))
+
+
+def check_token_ids(value: object, name: str) -> list[int]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"`{name}` must be an array of token ids, not {kind(value)}.", param=name)
+    for token_id in value:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 2**31:
+            raise InvalidRequest(f"`{name}` must hold token ids: integers that are not negative.", param=name)
+    return value

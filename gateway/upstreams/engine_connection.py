@@ -1,0 +1,137 @@
+"""Requests and questions to one engine process, over its link. Knows nothing of processes or restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+from backends.protocol.link import FrameLink
+from backends.protocol.messages import (
+    Abort,
+    Accepted,
+    Done,
+    Drain,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Generate,
+    GetStats,
+    PeerState,
+    Ready,
+    ResetPeaks,
+    StartFailed,
+    StatsReport,
+    ToEngine,
+    TokenChunk,
+)
+from gateway.core.errors import UpstreamGone
+
+logger = logging.getLogger(__name__)
+
+Answer = Accepted | TokenChunk | Done | Failed
+LifeSign = Ready | StartFailed | PeerState
+
+
+class RequestChannel:
+    """The answers to one request, in order.
+
+    What the reader has not taken is kept: at most one small message for each token, so max_tokens bounds it.
+    """
+
+    def __init__(self, connection: EngineConnection, request_id: str) -> None:
+        self._connection = connection
+        self._request_id = request_id
+        self._answers: asyncio.Queue[Answer | UpstreamGone] = asyncio.Queue()
+        self._finished = False
+
+    def put(self, answer: Answer | UpstreamGone) -> None:
+        if isinstance(answer, (Done, Failed, UpstreamGone)):
+            self._finished = True
+        self._answers.put_nowait(answer)
+
+    async def next(self) -> Answer:
+        """Raises `UpstreamGone` once the engine has died and everything that it said before was taken."""
+        answer = await self._answers.get()
+        if isinstance(answer, UpstreamGone):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Aborts the request if the engine still works on it."""
+        self._connection.forget(self._request_id, abort=not self._finished)
+
+
+class EngineConnection:
+    """Sorts what an engine says to those who wait for it."""
+
+    def __init__(self, link: FrameLink[FromEngine], name: str) -> None:
+        self._link = link
+        self._name = name
+        self._channels: dict[str, RequestChannel] = {}
+        self._questions: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._channels)
+
+    def open(self, generate: Generate) -> RequestChannel:
+        channel = RequestChannel(self, generate.request_id)
+        self._channels[generate.request_id] = channel
+        self._link.send(generate)
+        return channel
+
+    def forget(self, request_id: str, *, abort: bool) -> None:
+        self._channels.pop(request_id, None)
+        if abort:
+            self._link.send(Abort(request_id=request_id))
+
+    async def stats(self) -> EngineStats:
+        number = next(self._numbers)
+        return await self._ask(number, GetStats(number=number))
+
+    async def reset_peaks(self, *, clear_prefix_cache: bool) -> EngineStats:
+        number = next(self._numbers)
+        return await self._ask(number, ResetPeaks(number=number, clear_prefix_cache=clear_prefix_cache))
+
+    def drain(self) -> None:
+        self._link.send(Drain())
+
+    def close(self) -> None:
+        self._link.close()
+
+    def take(self, answer: Answer | StatsReport) -> None:
+        """Answers to what nobody waits for any more are dropped."""
+        if isinstance(answer, StatsReport):
+            question = self._questions.pop(answer.number, None)
+            if question is not None and not question.done():
+                question.set_result(next(iter(answer.stats.values())))
+            return
+        channel = self._channels.get(answer.request_id)
+        if channel is not None:
+            channel.put(answer)
+
+    def lost(self, reason: str) -> None:
+        """Everyone who waits hears of it at once."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.put(self._gone(reason))
+        questions, self._questions = self._questions, {}
+        for question in questions.values():
+            if not question.done():
+                question.set_exception(self._gone(reason))
+
+    async def _ask(self, number: int, message: ToEngine) -> EngineStats:
+        if not self._link.is_open:
+            raise self._gone("its connection ended")
+        question: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._questions[number] = question
+        self._link.send(message)
+        try:
+            return await question
+        finally:
+            self._questions.pop(number, None)
+
+    def _gone(self, reason: str) -> UpstreamGone:
+        return UpstreamGone(f"The {self._name} engine process is gone: {reason}. It is being restarted; try again.")

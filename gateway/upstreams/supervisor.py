@@ -1,0 +1,264 @@
+"""The life of one engine instance as a state machine: events in, effects out. Knows no process, socket or clock.
+
+starting -> ready -> (lost) restarting -> starting -> ...
+Any of them -> draining -> stopped; starting or restarting -> failed: given up, with the last reason.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from backends.protocol.messages import EngineInfo, Role
+
+
+class InstanceState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the supervisor is."""
+
+    ready_timeout_seconds: float = 300.0
+    max_restarts: int = 5  # within `restart_window_seconds`; one more is not tried
+    restart_window_seconds: float = 60.0
+    first_restart_seconds: float = 0.2  # doubled with each restart in the window
+    longest_restart_seconds: float = 10.0
+    probe_interval_seconds: float = 2.0
+    probe_deadline_seconds: float = 30.0  # a step over a long prompt may take many seconds
+    exit_seconds: float = 2.0  # from the end of its connection, or SIGTERM, to SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReport:
+    """What /ready and /health say of one instance."""
+
+    role: Role
+    state: InstanceState
+    reason: str  # why it isn't ready; empty if it is
+    pid: int | None
+    num_restarts: int
+    info: EngineInfo | None
+
+
+# ------------------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CameUp:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CouldNotStart:
+    """The instance said so itself, or could not be made at all."""
+
+    reason: str
+    has_process: bool = True  # its exit will be reported too
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """Its connection ended: it died, or is about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswered:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish what runs within `seconds`, then end whatever happens."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`deadline` may have come."""
+
+
+Event = Start | CameUp | CouldNotStart | LinkLost | Exited | ProbeAnswered | Stop | Tick
+
+
+class Effect(StrEnum):
+    SPAWN = "spawn"
+    PROBE = "probe"
+    DRAIN = "drain"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+class InstanceMachine:
+    """Decides what to do with one instance. `deadline` is when it wants a `Tick`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.state = InstanceState.STARTING  # the first event is Start
+        self.reason = ""
+        self.info: EngineInfo | None = None
+        self.num_restarts = 0
+        self.deadline: float | None = None
+        self._restarts: deque[float] = deque()
+        self._was_ready = False
+        self._probing = False
+        self._ending = False  # the process is ending, or was told to: the next deadline kills it
+        self._why = ""  # what made us end it; says more than that it was killed
+        self._hopeless = False  # it said that it can't serve: a restart would say the same
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        match event:
+            case Start():
+                effects = self._spawn(now)
+            case CameUp(info=info):
+                self._came_up(info, now)
+            case CouldNotStart():
+                self._could_not_start(event, now)
+            case LinkLost():
+                self._end_soon(now)
+            case Exited(reason=reason):
+                self._exited(reason, now)
+            case ProbeAnswered():
+                self._probe_answered(now)
+            case Stop(seconds=seconds):
+                effects = self._stop(seconds, now)
+            case Tick():
+                effects = self._tick(now) if self.deadline is not None and now >= self.deadline else []
+        return effects
+
+    # ---------------------------------------------------------------------------------------------------- start, live
+
+    def _spawn(self, now: float) -> list[Effect]:
+        self.state = InstanceState.STARTING
+        self.deadline = now + self._policy.ready_timeout_seconds
+        self.info = None
+        self._probing = self._ending = self._hopeless = False
+        self._why = ""
+        return [Effect.SPAWN]
+
+    def _came_up(self, info: EngineInfo, now: float) -> None:
+        if self.state is not InstanceState.STARTING or self._ending:
+            return
+        self.state = InstanceState.READY
+        self.info = info
+        self.reason = ""
+        self._was_ready = True
+        self.deadline = now + self._policy.probe_interval_seconds
+
+    def _probe_answered(self, now: float) -> None:
+        if self._probing and not self._ending and self.state is InstanceState.READY:
+            self._probing = False
+            self.deadline = now + self._policy.probe_interval_seconds
+
+    # ------------------------------------------------------------------------------------------------------------ end
+
+    def _could_not_start(self, event: CouldNotStart, now: float) -> None:
+        self._why = self.reason = event.reason
+        self._hopeless = not self._was_ready
+        if event.has_process:
+            self._end_soon(now)
+        else:
+            self._exited(event.reason, now)
+
+    def _end_soon(self, now: float) -> None:
+        """It is on its way out by itself; see that it gets there."""
+        if self.state is InstanceState.DRAINING:
+            return
+        if self.state is InstanceState.READY:
+            self.state, self.info = InstanceState.RESTARTING, None
+            self.reason = "its connection ended"
+        self._ending = True
+        self.deadline = now + self._policy.exit_seconds
+
+    def _exited(self, reason: str, now: float) -> None:
+        self.info = None
+        self.deadline = None
+        if self.state in (InstanceState.DRAINING, InstanceState.STOPPED):
+            self.state = InstanceState.STOPPED
+            return
+        self.reason = self._why or reason
+        self._forget_old_restarts(now)
+        if self._hopeless or len(self._restarts) >= self._policy.max_restarts:
+            self.state = InstanceState.FAILED
+            return
+        self.state = InstanceState.RESTARTING
+        delay = self._policy.first_restart_seconds * 2 ** len(self._restarts)
+        self.deadline = now + min(delay, self._policy.longest_restart_seconds)
+        self._ending = False
+        self._restarts.append(now)
+
+    def _forget_old_restarts(self, now: float) -> None:
+        while self._restarts and self._restarts[0] <= now - self._policy.restart_window_seconds:
+            self._restarts.popleft()
+
+    def _stop(self, seconds: float, now: float) -> list[Effect]:
+        before = self.state
+        if before in (InstanceState.DRAINING, InstanceState.STOPPED):
+            return []
+        has_no_process = before is InstanceState.FAILED or (before is InstanceState.RESTARTING and not self._ending)
+        self.state = InstanceState.STOPPED if has_no_process else InstanceState.DRAINING
+        self.reason = "the gateway is shutting down"
+        if has_no_process:
+            self.deadline = None
+            return []
+        if before is InstanceState.READY:
+            self._ending = False
+            self.deadline = now + seconds
+            return [Effect.DRAIN]
+        return self._terminate(now)
+
+    def _terminate(self, now: float) -> list[Effect]:
+        self._ending = True
+        self.deadline = now + self._policy.exit_seconds
+        return [Effect.TERMINATE]
+
+    # ------------------------------------------------------------------------------------------------------- deadlines
+
+    def _tick(self, now: float) -> list[Effect]:
+        if self._ending:
+            return self._kill(self._why)
+        effects: list[Effect] = []
+        match self.state:
+            case InstanceState.RESTARTING:
+                self.num_restarts += 1
+                effects = self._spawn(now)
+            case InstanceState.STARTING:
+                effects = self._kill(f"it was not ready within {self._policy.ready_timeout_seconds:g} s")
+            case InstanceState.READY if self._probing:
+                self.state, self.info = InstanceState.RESTARTING, None
+                effects = self._kill(f"it did not answer for {self._policy.probe_deadline_seconds:g} s")
+            case InstanceState.READY:
+                self._probing = True
+                self.deadline = now + self._policy.probe_deadline_seconds
+                effects = [Effect.PROBE]
+            case InstanceState.DRAINING:
+                effects = self._terminate(now)
+            case InstanceState.FAILED | InstanceState.STOPPED:
+                pass
+        return effects
+
+    def _kill(self, why: str) -> list[Effect]:
+        if why:
+            self._why = self.reason = why
+        self._ending = True
+        self.deadline = None
+        return [Effect.KILL]

@@ -1,0 +1,96 @@
+"""Handlers of the chat APIs: HTTP in, a call to the service, HTTP out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+from gateway.core.errors import GatewayError, InternalError, UpstreamTimeout
+from gateway.dialects import openai_chat, openai_completions
+from gateway.service import Body, Call, ChatService, Dialect, Exchange, Outcome
+from gateway.web.body import read_body
+from gateway.web.errors import error_response, status_of
+from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, SETTINGS
+from gateway.web.paths import Place
+from gateway.web.sse import SseSender
+
+logger = logging.getLogger(__name__)
+
+CHAT = Dialect(openai_chat.NAME, openai_chat.PATH, openai_chat.parse, openai_chat.Renderer)
+COMPLETIONS = Dialect(
+    openai_completions.NAME, openai_completions.PATH, openai_completions.parse, openai_completions.Renderer
+)
+
+
+async def chat_completions(request: web.Request, place: Place) -> web.StreamResponse:
+    return await _answer(request, await _read_call(request, place, CHAT))
+
+
+async def completions(request: web.Request, place: Place) -> web.StreamResponse:
+    return await _answer(request, await _read_call(request, place, COMPLETIONS))
+
+
+async def _read_call(request: web.Request, place: Place, dialect: Dialect) -> Call:
+    arrived_at = asyncio.get_running_loop().time()  # monotonic; before the body, which may take long to come
+    settings = request.app[SETTINGS]
+    data = await read_body(request, int(settings.limits.max_request_mib * 1024**2))
+    return Call(
+        request_id=request[REQUEST_ID],
+        dialect=dialect,
+        body=Body(data),
+        headers=request.headers,
+        query=request.query,
+        path_mode=place.mode,
+        key=request.get(CLIENT_KEY),
+        client_request_id=request.get(CLIENT_REQUEST_ID),
+        arrived_at=arrived_at,
+    )
+
+
+async def _answer(request: web.Request, call: Call) -> web.StreamResponse:
+    """Every way in which an answer can end, and what is counted for it."""
+    settings, service = request.app[SETTINGS], request.app[SERVICE]
+    exchange = service.begin(call)
+    sender = SseSender(request, exchange, settings.timeouts.heartbeat_seconds)
+    limit = settings.request.timeout_seconds
+    deadline = asyncio.timeout(limit)
+    try:
+        async with deadline:
+            return await _send(service, exchange, sender)
+    except GatewayError as error:
+        return await _fail(exchange, sender, error)
+    except TimeoutError:
+        if not deadline.expired():
+            logger.exception("request %s failed", call.request_id)
+            return await _fail(exchange, sender, InternalError("Something in the gateway took too long."))
+        return await _fail(exchange, sender, UpstreamTimeout(f"The answer took longer than {limit:g} s."))
+    except (ConnectionError, asyncio.CancelledError):
+        exchange.outcome = Outcome.CLIENT_GONE
+        raise
+    except Exception:
+        logger.exception("request %s failed", call.request_id)
+        return await _fail(exchange, sender, InternalError("Something went wrong in the gateway; its log says what."))
+    finally:
+        service.end(exchange)
+
+
+async def _send(service: ChatService, exchange: Exchange, sender: SseSender) -> web.StreamResponse:
+    target = await service.prepare(exchange)
+    if exchange.stream:
+        await sender.send(service.stream(exchange, target))
+        return sender.response
+    body = await service.whole(exchange, target)
+    exchange.status = 200
+    headers = {**exchange.headers(), "Content-Type": exchange.content_type}
+    return web.Response(body=body, headers=headers)
+
+
+async def _fail(exchange: Exchange, sender: SseSender, error: GatewayError) -> web.StreamResponse:
+    exchange.fail(error)
+    if sender.prepared:
+        await sender.fail(error)
+        return sender.response
+    exchange.status = status_of(error)
+    return error_response(error, exchange.headers())

@@ -1,0 +1,42 @@
+"""Typed keys under which the application and its requests keep things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from aiohttp import web
+
+from backends.protocol.messages import EngineStats
+from gateway.metrics import Metrics
+from gateway.records.store import RecordStore
+from gateway.service import ChatService
+from gateway.settings.schema import KeySettings, Settings
+from gateway.upstreams.base import EventUpstream
+from gateway.upstreams.openai_http import OpenAIHttpUpstream
+
+
+@runtime_checkable
+class EngineControl(Protocol):
+    """What can be asked of the bundled engine besides answers."""
+
+    async def stats(self) -> Mapping[str, EngineStats]: ...
+
+    async def reset_peaks(self, *, clear_prefix_cache: bool) -> Any: ...
+
+    def ready_state(self) -> Any: ...
+
+
+SETTINGS = web.AppKey("settings", Settings)
+SERVICE = web.AppKey("service", ChatService)
+METRICS = web.AppKey("metrics", Metrics)
+RECORDS = web.AppKey("records", RecordStore)
+NOTICES = web.AppKey("notices", tuple[str, ...])
+STARTED_AT = web.AppKey("started_at", int)
+ENGINE: web.AppKey[EventUpstream] = web.AppKey("engine", object)  # type: ignore[arg-type]  # a Protocol; absent if none
+TARGETS: web.AppKey[dict[str, OpenAIHttpUpstream]] = web.AppKey("targets", dict)
+
+REQUEST_ID = web.RequestKey("request_id", str)
+CLIENT_REQUEST_ID = web.RequestKey("client_request_id", str)
+CLIENT_KEY = web.RequestKey("client_key", KeySettings)
+ROLES: Sequence[str] = ("merged", "prefill", "decode")

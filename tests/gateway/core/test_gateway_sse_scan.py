@@ -1,0 +1,88 @@
+"""The scanner of server-sent events: whatever the split and the line ends, the same frames and the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.sse_scan import FrameTooLong, SseScanner
+
+LINES = [
+    b'data: {"a":1}',
+    b"",
+    b": hi",
+    b"",
+    b"event: x",
+    b"data: {",
+    b'data: "b":2}',
+    b"id: 4",
+    b"",
+    b"data: [DONE]",
+    b"",
+]
+DATA = [b'{"a":1}', b'{\n"b":2}', b"[DONE]"]
+
+
+def scan(parts, scanner=None):
+    scanner = scanner or SseScanner()
+    frames = [frame for part in parts for frame in scanner.feed(part)]
+    last = scanner.finish()
+    return [*frames, last] if last is not None else frames
+
+
+def payloads(frames):
+    return [frame.data for frame in frames if frame.data is not None]
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_st_02_and_st_07_every_split_of_every_line_end_gives_the_same_frames(end, bom):
+    stream = bom + end.join(LINES) + end
+    for at in range(len(stream) + 1):
+        frames = scan([stream[:at], stream[at : at + 2], stream[at + 2 :]])
+        assert payloads(frames) == DATA
+        assert b"".join(frame.raw for frame in frames) == stream
+        assert [frame.event for frame in frames if frame.event] == ["x"]
+
+
+@given(st.lists(st.sampled_from([*LINES, b"data: x", b"data", b"retry: 3"]), max_size=12), st.data())
+@settings(max_examples=150, derandomize=True, deadline=None)
+def test_raw_bytes_are_conserved_for_any_mix_of_line_ends_and_any_split(lines, data):
+    ends = data.draw(st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=len(lines), max_size=len(lines)))
+    stream = b"".join(line + end for line, end in zip(lines, ends, strict=True))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
+    parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+    frames = scan(parts)
+    joined = b"".join(frame.raw for frame in frames)
+    assert payloads(frames) == payloads(scan([stream]))
+    # Repairs only ever add a line feed.
+    assert joined.replace(b"\n", b"") == stream.replace(b"\n", b"")
+    assert len(joined) >= len(stream)
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b'data:{"a":1}\ndata:{"b":2}\ndata:[DONE]\n', b'data:{"a":1}\n\ndata:{"b":2}\n\ndata:[DONE]\n\n'),
+        (b'data: data: {"a":1}\n\ndata: {"b":2}\n\ndata: [DONE]', b'data: {"a":1}\n\ndata: {"b":2}\n\ndata: [DONE]\n'),
+    ],
+)
+def test_st_26_broken_framing_is_mended(stream, expected):
+    for at in range(len(stream) + 1):
+        frames = scan([stream[:at], stream[at:]])
+        assert payloads(frames) == [b'{"a":1}', b'{"b":2}', b"[DONE]"]
+        assert b"".join(frame.raw for frame in frames) == expected
+
+
+def test_st_09_a_line_of_twenty_megabytes_in_small_pieces():
+    frames = scan([b"data: ", *[b"x" * 65536] * 320, b"\n\n"])
+
+    assert len(frames[0].data) == 320 * 65536
+
+
+def test_a_frame_without_end_is_refused_at_the_ceiling():
+    scanner = SseScanner(max_frame_bytes=1000)
+    with pytest.raises(FrameTooLong):
+        scan([b"x" * 400] * 3, scanner)
