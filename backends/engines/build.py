@@ -23,6 +23,7 @@ from backends.engines.process_memory import ProcessMemory
 from backends.engines.stepper import Stepper
 from backends.models.base import LoadedModel
 from backends.models.loader import load_model
+from backends.models.native_step import DecodeStep, StepUnavailable, make_native_step
 from backends.models.spec import ModelSpec
 from backends.models.store import resolve_model
 from backends.protocol.messages import EngineInfo, Role
@@ -105,13 +106,14 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
     kv_cache = make_kv_cache(config, loaded.spec, num_blocks)
     pool = BlockPool(num_blocks)
     scheduler = make_scheduler(config, pool)
+    decode_step, step_notices = _decode_step(loaded, kv_cache, role)
     return Parts(
         codec=codec,
         loaded=loaded,
         kv_cache=kv_cache,
         pool=pool,
         scheduler=scheduler,
-        stepper=Stepper(scheduler, ModelRunner(loaded, kv_cache)),
+        stepper=Stepper(scheduler, ModelRunner(loaded, kv_cache, decode_step=decode_step)),
         memory=ProcessMemory(config.device),
         info=_info(
             config,
@@ -121,8 +123,19 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
             codec=codec,
             num_blocks=num_blocks,
             num_threads=num_threads,
+            step_notices=step_notices,
         ),
     )
+
+
+def _decode_step(loaded: LoadedModel, kv_cache: PagedKVCache, role: Role) -> tuple[DecodeStep | None, tuple[str, ...]]:
+    """A prefill side has no steps of single tokens worth the memory of a second form of the weights."""
+    if role == "prefill":
+        return None, ()
+    try:
+        return make_native_step(loaded, kv_cache.tensor), ()
+    except StepUnavailable as reason:
+        return None, (f"Decode steps are computed by torch, which is slower than the compiled kernels: {reason}.",)
 
 
 def make_scheduler(config: EngineConfig, pool: BlockPool) -> Scheduler:
@@ -145,9 +158,10 @@ def _info(
     codec: TextCodec,
     num_blocks: int,
     num_threads: int,
+    step_notices: tuple[str, ...],
 ) -> EngineInfo:
     num_slots = num_blocks * config.block_size
-    notices = spec.notices
+    notices = spec.notices + step_notices
     if num_slots < spec.max_model_len:
         notices += (
             f"The KV pool holds {num_slots} tokens, less than the model's context of {spec.max_model_len}; "

@@ -57,7 +57,8 @@ class _Rotation:
 
 class DenseModel(CausalModel):
     def __init__(self, config: DenseConfig, weights: DenseWeights) -> None:
-        self._weights = weights
+        self.config = config
+        self.weights = weights
         self._eps = config.rms_norm_eps
         self._hidden_shape = (config.hidden_size,)
         self._head_shape = (config.head_dim,)
@@ -67,14 +68,14 @@ class DenseModel(CausalModel):
 
     @override
     def forward(self, token_ids: Tensor, positions: Tensor, attention: PagedAttention, rows: Tensor) -> Tensor:
-        hidden = F.embedding(token_ids, self._weights.embedding)
+        hidden = F.embedding(token_ids, self.weights.embedding)
         rotation = self._rotation(positions, hidden.dtype)
-        for index, layer in enumerate(self._weights.layers):
+        for index, layer in enumerate(self.weights.layers):
             attended = self._attend(index, layer, self._norm(hidden, layer.input_norm), rotation, attention)
             hidden += layer.output(attended)
             gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
             hidden += layer.down(F.silu(gate).mul_(up))
-        return self._weights.head(self._norm(hidden[rows], self._weights.norm))
+        return self.weights.head(self._norm(hidden[rows], self.weights.norm))
 
     def _attend(
         self, index: int, layer: DenseLayer, hidden: Tensor, rotation: _Rotation, attention: PagedAttention
@@ -93,9 +94,9 @@ class DenseModel(CausalModel):
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> _Rotation:
         """Once a step, so a table over the whole context would save nothing that shows."""
-        angles = positions.unsqueeze(1).float() * self._weights.rotary_frequencies
-        cos = angles.cos() * self._weights.rotary_factor
-        sin = angles.sin() * self._weights.rotary_factor
+        angles = positions.unsqueeze(1).float() * self.weights.rotary_frequencies
+        cos = angles.cos() * self.weights.rotary_factor
+        sin = angles.sin() * self.weights.rotary_factor
         return _Rotation(
             torch.cat((cos, cos), dim=1).to(dtype).unsqueeze(1), torch.cat((-sin, sin), dim=1).to(dtype).unsqueeze(1)
         )

@@ -30,6 +30,7 @@ class DenseConfig:
     family: str
     num_layers: int
     hidden_size: int
+    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -68,6 +69,7 @@ def read_dense_config(config: dict[str, Any]) -> DenseConfig:
             family=family,
             num_layers=values["num_hidden_layers"],
             hidden_size=values["hidden_size"],
+            intermediate_size=values["intermediate_size"],
             num_heads=num_heads,
             num_kv_heads=values["num_key_value_heads"] or num_heads,
             head_dim=values["head_dim"] or values["hidden_size"] // num_heads,

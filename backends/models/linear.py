@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
+
+from backends.native.library import MAX_ROWS, PackedMatrix
 
 # Measured on two cores with AVX-512 BF16: at 16 rows the low-bit kernels and bf16 take the same time, at 8 half of it.
 MAX_LOW_BIT_ROWS = 12
@@ -68,3 +71,17 @@ class MixedLinear(Linear):
         out = self.few_rows.matmul(x.contiguous())
         bias = self.many_rows.bias
         return out if bias is None else out.add_(bias)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinear(Linear):
+    """The compiled kernel for few rows, torch for many; both hold the same weight up to rounding in bf16."""
+
+    packed: PackedMatrix  # bias included
+    many_rows: PlainLinear
+
+    @override
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > MAX_ROWS:
+            return self.many_rows(x)
+        return self.packed.product(x.float(), num_threads=torch.get_num_threads()).to(x.dtype)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from backends.models.dtypes import TORCH_DTYPES
-from backends.models.linear import MAX_NIBBLE_PAIR_ROWS, Linear, LowBitWeight, MixedLinear, PlainLinear, WideLinear
+from backends.models.linear import MAX_NIBBLE_PAIR_ROWS, KernelLinear, Linear, MixedLinear, PlainLinear, WideLinear
 from backends.models.quantization import (
     GROUP_SIZE,
     EightBitWeight,
     FourBitWeight,
+    Int8Rows,
     can_pack,
     pack_eight_bit,
     pack_four_bit,
@@ -23,9 +24,14 @@ from backends.models.quantization import (
 )
 from backends.models.spec import ModelLoadError
 from backends.models.weights import QuantizedFiles, WeightFiles
+from backends.native import library
+from backends.native.library import PackedMatrix, WeightKind
 
 # Rows compared between a GGUF's own values and the floats beside them: enough to notice another model or row order.
 NUM_CHECKED_ROWS = 8
+
+
+LowBit = FourBitWeight | EightBitWeight | Int8Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class WeightPlan:
     weight_dtype: str
     own_values: bool  # use the folder's 4- and 8-bit values instead of making new ones
     low_bit_kernels: bool  # False: rounded weights are multiplied as floats
+    compiled: bool  # the project's own kernels take few rows; False: those of torch
     device: str
     notices: tuple[str, ...] = ()
 
@@ -50,8 +57,8 @@ def plan_weights(*, dtype: str, weight_dtype: str, device: str, has_own_values: 
     own = has_own_values and kernels and weight_dtype in ("auto", "int4")
     if weight_dtype == "auto":
         weight_dtype = "int4" if own else dtype
-    plan = WeightPlan(dtype, weight_dtype, own, kernels, device)
-    return WeightPlan(dtype, weight_dtype, own, kernels, device, tuple(_notices(plan)))
+    plan = WeightPlan(dtype, weight_dtype, own, kernels, kernels and library.available(), device)
+    return replace(plan, notices=tuple(_notices(plan)))
 
 
 def _notices(plan: WeightPlan) -> list[str]:
@@ -120,14 +127,23 @@ class LinearLoader:
         own = self._own_eight_bit(name)
         if own is None:
             return self._mixed(self._own_four_bit([name]), plain)
-        return self._mixed(pack_eight_bit(own), plain, MAX_NIBBLE_PAIR_ROWS)
+        return self._mixed(own, plain)
 
     # ------------------------------------------------------------------------------------------------ forms
 
-    def _mixed(self, few_rows: LowBitWeight | None, plain: PlainLinear, max_few_rows: int | None = None) -> Linear:
-        if few_rows is None or not self._plan.low_bit_kernels:
+    def _mixed(self, weight: LowBit | None, plain: PlainLinear) -> Linear:
+        if weight is None or not self._plan.low_bit_kernels:
             return plain
-        return MixedLinear(few_rows, plain) if max_few_rows is None else MixedLinear(few_rows, plain, max_few_rows)
+        packed = _kernel_form(weight, plain.bias) if self._plan.compiled else None
+        if packed is not None:
+            return KernelLinear(packed, plain)
+        match weight:
+            case FourBitWeight():
+                return MixedLinear(pack_four_bit(weight), plain)
+            case EightBitWeight():
+                return MixedLinear(pack_eight_bit(weight), plain, MAX_NIBBLE_PAIR_ROWS)
+            case Int8Rows():
+                return MixedLinear(weight, plain)
 
     def _float(self, names: Sequence[str], bias: Tensor | None) -> Linear:
         if self._plan.weight_dtype == "fp32" and self._plan.dtype != "fp32":
@@ -146,8 +162,7 @@ class LinearLoader:
             self._not_packed.append(names[0])
             return PlainLinear(weight.to(self._dtype), bias)
         groups = quantize_to_int4(weight)
-        packed = pack_four_bit(groups) if self._plan.low_bit_kernels else None
-        return self._mixed(packed, PlainLinear(groups.dequantize().to(self._dtype), bias))
+        return self._mixed(groups, PlainLinear(groups.dequantize().to(self._dtype), bias))
 
     def _stacked(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
         """Filled part by part: the file's data type is never held twice."""
@@ -162,7 +177,7 @@ class LinearLoader:
 
     # ------------------------------------------------------------------------------- a GGUF's own values
 
-    def _own_four_bit(self, names: Sequence[str]) -> LowBitWeight | None:
+    def _own_four_bit(self, names: Sequence[str]) -> FourBitWeight | None:
         parts = [part for part in map(self._quantized.four_bit, names) if part is not None]
         if len(parts) < len(names):
             self._not_packed.append(names[0])
@@ -174,7 +189,7 @@ class LinearLoader:
         if not can_pack(*stacked.values.shape):
             self._not_packed.append(names[0])
             return None
-        return pack_four_bit(stacked)
+        return stacked
 
     def _own_eight_bit(self, name: str) -> EightBitWeight | None:
         own = self._quantized.eight_bit(name)
@@ -191,3 +206,22 @@ class LinearLoader:
                 f"quantized.safetensors and the floats beside it disagree about {name!r}: they aren't of one model. "
                 f"Delete the folder and convert the model again."
             )
+
+
+def _kernel_form(weight: LowBit, bias: Tensor | None) -> PackedMatrix | None:
+    """The same values and scales for the compiled kernel; None if its fp16 scales can't hold these."""
+    match weight:
+        case FourBitWeight(values, scale, minimum):
+            d, m = scale.half(), minimum.half()
+            exact = torch.equal(d.float(), scale.float()) and torch.equal(m.float(), minimum.float())
+            return PackedMatrix.pack(WeightKind.Q4, values, d=d, m=m, bias=bias) if exact else None
+        case EightBitWeight(values, scale):
+            d = scale.half()
+            exact = torch.equal(d.float(), scale.float())
+            return PackedMatrix.pack(WeightKind.Q8, values, d=d, bias=bias) if exact else None
+        case Int8Rows(values, scale):
+            d = scale.half()
+            if not PackedMatrix.fits(*values.shape) or not torch.equal(d.float(), scale.float()):
+                return None
+            groups = d.unsqueeze(1).expand(-1, values.shape[1] // GROUP_SIZE)
+            return PackedMatrix.pack(WeightKind.Q8, values, d=groups, bias=bias)

@@ -142,7 +142,7 @@ def quantize_to_int8(weight: Tensor) -> Int8Rows:
 def quantize_to_int4(weight: Tensor) -> FourBitWeight:
     """Nearest of 16 evenly spaced values between the least and the greatest weight of each group."""
     grouped = weight.float().view(weight.shape[0], -1, GROUP_SIZE)
-    minimum = grouped.amin(dim=-1)
-    scale = ((grouped.amax(dim=-1) - minimum) / 15).clamp_min(1e-8)
+    minimum = grouped.amin(dim=-1).half().float()  # fp16, as a GGUF has them, before the values are chosen
+    scale = ((grouped.amax(dim=-1) - minimum) / 15).clamp_min(1e-7).half().float()
     values = ((grouped - minimum.unsqueeze(-1)) / scale.unsqueeze(-1)).round().clamp(0, 15)
     return FourBitWeight(values.to(torch.uint8).flatten(1), scale, minimum)

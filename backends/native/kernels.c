@@ -18,7 +18,7 @@ typedef struct {
     float eps, scale;
     int64_t layer_stride, value_offset, slot_stride; /* of the KV cache, in elements */
     void *cache;                                     /* [layers][2][blocks][block_size][kv heads][head_dim] */
-    const float *final_norm, *cos, *sin;             /* cos, sin: [positions][head_dim] */
+    const float *final_norm;
     Matrix head;
     const Layer *layers;
 } Model;
@@ -61,6 +61,7 @@ typedef struct {
     const Model *m;
     int rows, spans, table_width;
     float *hidden, *qkv, *attention, *activated, *parts;
+    const float *cos, *sin; /* [rows][head_dim] */
     const int32_t *positions, *block_tables;
     const int64_t *slots;
 } Step;
@@ -80,7 +81,7 @@ static void place_head(const Step *s, const Layer *layer, int r, int h, void *ke
     const float *norm = h < heads ? layer->query_norm : layer->key_norm;
     if (h < heads + kv_heads) {
         if (norm) rms_norm(v, norm, hd, m->eps, v);
-        rotate(v, m->cos + (int64_t)s->positions[r] * hd, m->sin + (int64_t)s->positions[r] * hd, hd);
+        rotate(v, s->cos + (int64_t)r * hd, s->sin + (int64_t)r * hd, hd);
     }
     if (h < heads) {
         for (int d = 0; d < hd; d++) v[d] *= m->scale;
@@ -173,17 +174,18 @@ static void run_layer(const Step *s, int index, Input *x, float *normed) {
 }
 
 /* Advance `rows` requests by one token each.
- * hidden: [rows][hidden], the embedded tokens; overwritten. slots: where each row's own key and value go; a row at
+ * hidden: [rows][hidden], the embedded tokens; overwritten. cos, sin: [rows][head_dim], of the rows' positions. slots: where each row's own key and value go; a row at
  * position p sees the keys up to p, its own included. block_tables: [rows][table_width]. logits: [rows][vocab].
  * Returns 0, or -1 if a size is beyond what the kernel was built for. */
-int dense_step(const Model *m, int rows, float *hidden, const int32_t *positions, const int64_t *slots,
-               const int32_t *block_tables, int table_width, float *logits, void *scratch, int num_threads) {
+int dense_step(const Model *m, int rows, float *hidden, const float *cos, const float *sin, const int32_t *positions,
+               const int64_t *slots, const int32_t *block_tables, int table_width, float *logits, void *scratch,
+               int num_threads) {
     int heads = m->num_heads, hd = m->head_dim;
     if (rows < 1 || rows > MAX_ROWS || hd > MAX_HEAD_DIM || heads / m->num_kv_heads > MAX_GROUP) return -1;
     int spans = num_spans(longest_row(rows, positions)), widest = widest_input(m);
     float *qkv = scratch, *attention = qkv + (int64_t)rows * (heads + 2 * m->num_kv_heads) * hd;
     float *activated = attention + (int64_t)rows * heads * hd, *parts = activated + (int64_t)rows * m->intermediate;
-    Step s = {m, rows, spans, table_width, hidden, qkv, attention, activated, parts, positions, block_tables, slots};
+    Step s = {m, rows, spans, table_width, hidden, qkv, attention, activated, parts, cos, sin, positions, block_tables, slots};
 #pragma omp parallel num_threads(num_threads)
     {
         /* every thread prepares the inputs for itself: cheaper than a barrier, and they stay in its own cache */

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
@@ -42,7 +44,7 @@ class CModel(Structure):
                                        "vocab", "block_size", "kv_dtype", "unused")),
         ("eps", c_float), ("scale", c_float),
         ("layer_stride", c_int64), ("value_offset", c_int64), ("slot_stride", c_int64),
-        *((name, c_void_p) for name in ("cache", "final_norm", "cos", "sin")),
+        ("cache", c_void_p), ("final_norm", c_void_p),
         ("head", CMatrix), ("layers", POINTER(CLayer)),
     ]  # fmt: skip
 
@@ -59,8 +61,7 @@ def load() -> ctypes.CDLL | BuildFailed:
     library.paged_attention_scratch.restype = c_int64
     library.pack_matrix.argtypes = [c_int, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p]
     library.dense_step_scratch.argtypes = [POINTER(CModel), c_int, c_void_p]
-    library.dense_step.argtypes = [POINTER(CModel), c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p,
-                                   c_void_p, c_int]  # fmt: skip
+    library.dense_step.argtypes = [POINTER(CModel), c_int, *[c_void_p] * 6, c_int, c_void_p, c_void_p, c_int]
     library.matrix_product.argtypes = [POINTER(CMatrix), c_int, c_void_p, c_void_p, c_int]
     library.paged_attention.argtypes = [
         c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_void_p, c_int, c_void_p, c_void_p,
@@ -71,6 +72,11 @@ def load() -> ctypes.CDLL | BuildFailed:
 
 def available() -> bool:
     return isinstance(load(), ctypes.CDLL)
+
+
+def unavailable_reason() -> str | None:
+    library = load()
+    return str(library) if isinstance(library, BuildFailed) else None
 
 
 def _library() -> ctypes.CDLL:
@@ -150,29 +156,37 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one decode step: each is the next token of its request."""
+
+    hidden: Tensor  # fp32 [rows, hidden], the embedded tokens; overwritten
+    cos: Tensor  # fp32 [rows, head_dim]
+    sin: Tensor  # fp32 [rows, head_dim]
+    positions: Tensor  # int32 [rows]
+    slots: Tensor  # int64 [rows], where each row's own key and value go
+    block_tables: Tensor  # int32 [rows, width]
+
+
 class DenseStep:
     """A decode step of one model over one KV cache. Keeps the tensors it points at alive."""
 
-    def __init__(self, model: CModel, keep: list[object], *, num_threads: int) -> None:
+    def __init__(self, model: CModel, keep: Sequence[object]) -> None:
         self._model = model
         self._keep = keep
-        self._num_threads = num_threads
         self._library = _library()
 
-    def run(self, hidden: Tensor, positions: Tensor, slots: Tensor, block_tables: Tensor) -> Tensor:
-        """Logits fp32 [rows, vocab] of rows <= MAX_ROWS requests that each advance by one token.
-
-        hidden fp32 [rows, hidden] (overwritten), positions int32 [rows], slots int64 [rows], block_tables int32
-        [rows, width]; the rows' own keys and values are written to their slots.
-        """
-        rows = hidden.shape[0]
-        scratch = torch.empty(
-            self._library.dense_step_scratch(byref(self._model), rows, positions.data_ptr()), dtype=torch.uint8
-        )
-        logits = torch.empty(rows, self._model.vocab)
+    def run(self, rows: StepRows, *, num_threads: int) -> Tensor:
+        """Logits fp32 [rows, vocab]; at most MAX_ROWS rows. Their keys and values are then in the cache."""
+        num_rows = rows.hidden.shape[0]
+        scratch_bytes = self._library.dense_step_scratch(byref(self._model), num_rows, rows.positions.data_ptr())
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8)
+        logits = torch.empty(num_rows, self._model.vocab)
+        inputs = (rows.hidden, rows.cos, rows.sin, rows.positions, rows.slots, rows.block_tables)
+        assert all(tensor.is_contiguous() for tensor in inputs)
         code = self._library.dense_step(
-            byref(self._model), rows, hidden.data_ptr(), positions.data_ptr(), slots.data_ptr(),
-            block_tables.data_ptr(), block_tables.shape[1], logits.data_ptr(), scratch.data_ptr(), self._num_threads,
+            byref(self._model), num_rows, *(tensor.data_ptr() for tensor in inputs), rows.block_tables.shape[1],
+            logits.data_ptr(), scratch.data_ptr(), num_threads,
         )  # fmt: skip
         assert code == 0, "the sizes were checked when the step was built"
         return logits

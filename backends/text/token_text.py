@@ -13,6 +13,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from typing_extensions import override
 
+MAX_SILENT_ANCHOR = 8  # pieces without any text that are remembered at the start of an answer
+
 
 class TextStream(Protocol):
     """One answer being decoded."""
@@ -110,6 +112,7 @@ class PieceStream(TextStream):
         self._tokens = tokens
         self._anchor: list[int] = []
         self._anchor_is_bytes = False
+        self._has_text = False
         self._pending: list[int] = []
         self._pending_bytes = b""
 
@@ -143,8 +146,13 @@ class PieceStream(TextStream):
 
     def _remember(self, token_ids: list[int], text: str, *, is_bytes: bool) -> None:
         """Pieces make better anchors than bytes, which would be decoded together with the bytes behind them."""
-        if text and (not is_bytes or not self._anchor or self._anchor_is_bytes):
+        if not self._has_text and len(self._anchor) < MAX_SILENT_ANCHOR:
+            # A space that was lost for being the first still makes the next piece not the first.
+            self._anchor = [*self._anchor, *token_ids]
+            self._anchor_is_bytes = is_bytes
+        elif text and (not is_bytes or self._anchor_is_bytes):
             self._anchor, self._anchor_is_bytes = token_ids, is_bytes
+        self._has_text = self._has_text or bool(text)
 
 
 def byte_of_piece(token: str) -> int | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from backends.attention.base import AttentionBackend
 from backends.attention.paged import PagedAttention
 from backends.attention.reference import ReferenceAttention
 from backends.core.scheduler_types import ScheduledRequest
 from backends.models.base import LoadedModel
+from backends.models.native_step import DecodeRows, DecodeStep
 from backends.models.spec import ModelSpec
-from backends.worker.input_batch import build_input_batch
+from backends.worker.input_batch import InputBatch, build_input_batch
 from backends.worker.kv_cache import PagedKVCache
 from backends.worker.sampler import sample
 
@@ -20,11 +22,19 @@ from backends.worker.sampler import sample
 class ModelRunner:
     """Writes the new KV of every scheduled token, and samples for the requests that are caught up."""
 
-    def __init__(self, loaded: LoadedModel, kv_cache: PagedKVCache, backend: AttentionBackend | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_cache: PagedKVCache,
+        backend: AttentionBackend | None = None,
+        decode_step: DecodeStep | None = None,
+    ) -> None:
+        """`decode_step` takes over the steps in which every request advances by one token."""
         self.kv_cache = kv_cache
         self._model = loaded.model
         self._spec = loaded.spec
         self._backend = backend or ReferenceAttention()
+        self._decode_step = decode_step
 
     @property
     def spec(self) -> ModelSpec:
@@ -42,10 +52,19 @@ class ModelRunner:
         if not scheduled:
             return tokens
         batch = build_input_batch(scheduled, self.kv_cache.block_size, self._spec.device)
-        attention = PagedAttention(self.kv_cache.tensor, batch.step, self._backend, on_layer)
-        logits = self._model.forward(batch.token_ids, batch.positions, attention, batch.sample_rows)
+        logits = self._logits(batch, on_layer)
         if batch.sampling:
             sampled = sample(logits, [scheduled[index].request for index in batch.sampling])
             for index, token_id in zip(batch.sampling, sampled, strict=True):
                 tokens[index] = token_id
         return tokens
+
+    def _logits(self, batch: InputBatch, on_layer: Callable[[int], None] | None) -> Tensor:
+        """Of the rows that sample."""
+        step, num_rows = self._decode_step, len(batch.token_ids)
+        single = num_rows == len(batch.step.spans) == len(batch.sampling)
+        if step is not None and on_layer is None and single and num_rows <= step.max_rows:
+            blocks = [span.block_ids for span in batch.step.spans]
+            return step.logits(DecodeRows(batch.token_ids, batch.positions, batch.step.slot_mapping, blocks))
+        attention = PagedAttention(self.kv_cache.tensor, batch.step, self._backend, on_layer)
+        return self._model.forward(batch.token_ids, batch.positions, attention, batch.sample_rows)

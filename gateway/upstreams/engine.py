@@ -50,7 +50,7 @@ from gateway.upstreams.supervisor import InstanceReport, InstanceState, Policy
 logger = logging.getLogger(__name__)
 
 TAKER_OF_MODE: dict[CacheMode, Role] = {CacheMode.MERGED: "merged", CacheMode.SPLIT: "decode"}
-STATS_SECONDS = 5.0  # longest wait for figures; an instance in a longer step is left out
+STATS_SECONDS = 1.5  # longest wait for figures (a scrape waits 2 s): an instance in a longer step is left out
 RETRY_AFTER_SECONDS = 1.0
 
 

@@ -15,8 +15,8 @@ from backends.protocol.messages import CacheParams
 
 CONFIGS = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(2, 20),
-        "block_size": st.sampled_from([1, 2, 4, 16]),
+        "num_blocks": st.integers(3, 12),
+        "block_size": st.sampled_from([1, 2, 4, 8]),
         "max_batched_tokens": st.integers(4, 40),
         "prefill_chunk_tokens": st.integers(1, 40),
         "prefill_token_ratio": st.sampled_from([0.0, 0.3, 1.0]),
@@ -50,9 +50,9 @@ class Workload(RuleBasedStateMachine):
 
     @rule(
         text=st.integers(0, 2),
-        num_shared=st.integers(1, 40),
+        num_shared=st.integers(1, 20),
         tail=st.lists(st.integers(0, 2), max_size=3),
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.integers(1, 40),
         cache=CACHES,
     )
     def submit(self, text: int, num_shared: int, tail: list[int], max_tokens: int, cache: CacheParams) -> None:
@@ -60,7 +60,7 @@ class Workload(RuleBasedStateMachine):
         prompt = [(text * 7 + position) % 11 for position in range(num_shared)] + tail
         num_slots = self.config["num_blocks"] * self.config["block_size"]
         stats = self.harness.engine.stats()
-        if len(prompt) + 1 > num_slots or stats.num_waiting == self.config["max_waiting"]:
+        if len(prompt) + 1 > num_slots or stats.num_waiting >= self.config["max_waiting"]:
             with pytest.raises(RequestRefused, match=r"can never fit|are waiting"):
                 self.harness.submit(request_id, prompt, max_tokens=max_tokens, cache=cache)
             return
@@ -77,7 +77,7 @@ class Workload(RuleBasedStateMachine):
             self.harness.engine.abort(request_id)
             self.harness.scheduler.check_integrity()
 
-    @rule(num_steps=st.integers(1, 6))
+    @rule(num_steps=st.integers(1, 15))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             busy = self.harness.engine.num_unfinished() > 0

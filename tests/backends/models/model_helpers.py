@@ -14,6 +14,7 @@ from backends.core.block_pool import KVCacheBlock
 from backends.core.request import Request
 from backends.core.scheduler_types import ScheduledRequest
 from backends.models.base import LoadedModel
+from backends.models.native_step import make_native_step
 from backends.protocol.messages import CacheParams, SamplingParams
 from backends.worker.kv_cache import PagedKVCache
 from backends.worker.model_runner import ModelRunner
@@ -120,11 +121,19 @@ class Driver:
     """Runs requests by a given chunk size, over blocks in no order and a cache full of NaN."""
 
     def __init__(
-        self, loaded: LoadedModel, *, block_size: int = 16, num_blocks: int = 64, in_order: bool = False
+        self,
+        loaded: LoadedModel,
+        *,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        in_order: bool = False,
+        compiled: bool = False,
+        kv_dtype: str = "auto",
     ) -> None:
-        self.cache = PagedKVCache.allocate(loaded.spec, num_blocks, block_size)
+        self.cache = PagedKVCache.allocate(loaded.spec, num_blocks, block_size, kv_dtype)
         self.cache.tensor.fill_(float("nan"))
-        self.runner = ModelRunner(loaded, self.cache)
+        step = make_native_step(loaded, self.cache.tensor) if compiled else None
+        self.runner = ModelRunner(loaded, self.cache, decode_step=step)
         self.free = list(range(num_blocks))
         if not in_order:
             random.Random(5).shuffle(self.free)

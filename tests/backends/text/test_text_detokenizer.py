@@ -123,6 +123,13 @@ def test_a_leading_space_is_lost_only_at_the_start() -> None:
     assert "".join(deltas_of(metaspace(), [*bytes_, *the, *bytes_, *the])) == "你 the你 the"
 
 
+def test_a_space_lost_at_the_start_is_the_only_one_lost() -> None:
+    space, the = metaspace().get_vocab()["▁"], encoded(metaspace(), "the")
+
+    assert "".join(deltas_of(metaspace(), [space, *the])) == " the"
+    assert "".join(deltas_of(metaspace(), [space, space, space, *the])) == "   the"
+
+
 @pytest.mark.parametrize("kind", list(TOKENIZERS))
 def test_ids_beyond_the_tokenizer_have_no_text(kind: str) -> None:
     tokenizer: Callable[[], Tokenizer] = TOKENIZERS[kind]
