@@ -75,6 +75,8 @@ class DenseModel(CausalModel):
             hidden += layer.output(attended)
             gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
             hidden += layer.down(F.silu(gate).mul_(up))
+        if rows.shape[0] == 0:  # a chunk before the prompt's end; compiled products take no empty input
+            return hidden.new_empty(0, self.config.vocab_size)
         return self.weights.head(self._norm(hidden[rows], self.weights.norm))
 
     def _attend(

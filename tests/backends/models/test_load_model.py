@@ -291,6 +291,14 @@ def test_a_folders_own_4_bit_values_are_used_as_they_are(llama: Path) -> None:
     assert torch.nn.functional.cosine_similarity(logits, reference, dim=0) > 0.99
 
 
+@pytest.mark.parametrize("weight_dtype", ["auto", "bf16", "int8", "int4", "fp32"])
+def test_a_chunk_that_samples_nothing_runs_with_every_weight_format(llama: Path, weight_dtype: str) -> None:
+    add_own_values(llama)
+    loaded = load_model(llama, dtype="bf16", weight_dtype=weight_dtype)
+    [answer] = Driver(loaded).run(make_prompts(20), 3, chunk=8)
+    assert len(answer) == 3
+
+
 def last_logits(loaded: Any) -> torch.Tensor:
     """Logits after a prompt of few rows, so that low-bit kernels are used."""
     seen: list[torch.Tensor] = []
