@@ -11,8 +11,9 @@ would still be NaN. Padding of a group therefore points at a slot that is writte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +26,33 @@ TILE_ROWS = 128  # 64 and 256 are both slower on a CPU at 512 and 1,024 tokens
 MAX_TILE_SCORES = 16 * 1024 * 1024  # elements of one tile's scores, for models of many heads over a long context
 
 
+class Part(Protocol):
+    """Attention of some rows of a step, over one layer at a time."""
+
+    rows: Tensor | slice
+
+    def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
+        """kv [2, num_blocks, block_size, num_kv_heads, head_dim]; query [len(rows), num_heads, head_dim]"""
+
+
 class ReferenceAttention(AttentionBackend):
     @override
     def prepare(self, kv: Tensor, step: PagedStep) -> PreparedAttention:
-        return _ReferenceStep(kv, step)
+        return StepInParts(kv, step, plan_with_torch)
 
 
-class _ReferenceStep(PreparedAttention):
-    def __init__(self, kv: Tensor, step: PagedStep) -> None:
+# (spans, kv, window, decode_by_sdpa) -> what computes them
+Plan = Callable[[Sequence[QuerySpan], Tensor, int | None, bool], list[Part]]
+
+
+class StepInParts(PreparedAttention):
+    """A step whose rows are divided among parts by a plan."""
+
+    def __init__(self, kv: Tensor, step: PagedStep, plan: Plan) -> None:
         self._kv = kv
         self._spans = step.spans
-        self._parts: dict[tuple[int | None, bool], list[_Tiles | _DecodeGroup]] = {}
+        self._plan = plan
+        self._parts: dict[tuple[int | None, bool], list[Part]] = {}
 
     @override
     def attend(self, layer: int, query: Tensor, params: AttentionParams) -> Tensor:
@@ -48,25 +65,26 @@ class _ReferenceStep(PreparedAttention):
             out[part.rows] = part.attend(kv, query[part.rows], params)
         return out
 
-    def _parts_for(self, params: AttentionParams) -> list[_Tiles | _DecodeGroup]:
+    def _parts_for(self, params: AttentionParams) -> list[Part]:
         """Layers with the same window share their plan: it is made once a step."""
         decode_by_sdpa = params.softcap is None  # SDPA can't cap scores
         key = (params.sliding_window, decode_by_sdpa)
         if key not in self._parts:
-            self._parts[key] = _plan(self._spans, self._kv, params.sliding_window, decode_by_sdpa=decode_by_sdpa)
+            self._parts[key] = self._plan(self._spans, self._kv, params.sliding_window, decode_by_sdpa)
         return self._parts[key]
 
 
-def _plan(
-    spans: Sequence[QuerySpan], kv: Tensor, window: int | None, *, decode_by_sdpa: bool
-) -> list[_Tiles | _DecodeGroup]:
+def plan_with_torch(spans: Sequence[QuerySpan], kv: Tensor, window: int | None, decode_by_sdpa: bool) -> list[Part]:
     decode = [span for span in spans if span.num_tokens == 1 and decode_by_sdpa]
-    tiled = [span for span in spans if span.num_tokens > 1 or not decode_by_sdpa]
-    parts: list[_Tiles | _DecodeGroup] = [_Tiles(span, kv, window) for span in tiled]
+    parts = plan_tiles([span for span in spans if span.num_tokens > 1 or not decode_by_sdpa], kv, window)
     for group in _group_by_length(decode, window):
         # in the order of the rows, so that a group of all rows needs no reordering
         parts.append(_DecodeGroup(sorted(group, key=lambda span: span.row), kv, window))
     return parts
+
+
+def plan_tiles(spans: Sequence[QuerySpan], kv: Tensor, window: int | None) -> list[Part]:
+    return [_Tiles(span, kv, window) for span in spans]
 
 
 # ------------------------------------------------------------------------------------------------- finding the keys
@@ -98,23 +116,24 @@ class _Keys:
         return kv.index_select(1, self.blocks).flatten(1, 2)[:, self.offset : self.offset + self.num_tokens]
 
 
-def _first_visible(position: int, window: int | None) -> int:
+def first_visible(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position - window + 1)
 
 
 # --------------------------------------------------------------------------------------------- chunks, tile by tile
 
 
-class _Tiles:
+class _Tiles(Part):
     """A prompt chunk of one request."""
 
     def __init__(self, span: QuerySpan, kv: Tensor, window: int | None) -> None:
         self.rows: Tensor | slice = slice(span.row, span.row + span.num_tokens)
         self._span = span
         self._window = window
-        self._first = _first_visible(span.start, window)
+        self._first = first_visible(span.start, window)
         self._keys = _Keys.of(span, kv, self._first)
 
+    @override
     def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = kv.shape[3]
@@ -139,7 +158,7 @@ class _Tiles:
 
     def _visible(self, begin: int, end: int) -> tuple[int, int]:
         """The gathered keys that any of rows [begin, end) sees."""
-        low = _first_visible(self._span.start + begin, self._window) - self._first
+        low = first_visible(self._span.start + begin, self._window) - self._first
         return low, self._span.start + end - self._first
 
     def _mask(self, scores: Tensor, begin: int, low: int) -> None:
@@ -159,7 +178,7 @@ class _Tiles:
 
 
 def _num_visible(span: QuerySpan, window: int | None) -> int:
-    return span.stop - _first_visible(span.start, window)
+    return span.stop - first_visible(span.start, window)
 
 
 def _group_by_length(spans: Sequence[QuerySpan], window: int | None) -> list[list[QuerySpan]]:
@@ -175,7 +194,7 @@ def _group_by_length(spans: Sequence[QuerySpan], window: int | None) -> list[lis
     return groups
 
 
-class _DecodeGroup:
+class _DecodeGroup(Part):
     """The newest tokens of some requests, one row each."""
 
     def __init__(self, spans: Sequence[QuerySpan], kv: Tensor, window: int | None) -> None:
@@ -187,10 +206,11 @@ class _DecodeGroup:
         self._mask: Tensor | None = None
         if len(spans) == 1:
             self.rows = slice(spans[0].row, spans[0].row + 1)
-            self._keys = _Keys.of(spans[0], kv, _first_visible(spans[0].start, window))
+            self._keys = _Keys.of(spans[0], kv, first_visible(spans[0].start, window))
         else:
             self._slots, self._mask = _padded_slots(spans, kv, window)
 
+    @override
     def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = kv.shape[3]
@@ -210,7 +230,7 @@ class _DecodeGroup:
 def _padded_slots(spans: Sequence[QuerySpan], kv: Tensor, window: int | None) -> tuple[Tensor, Tensor | None]:
     """Slots [requests * longest] and which of them count [requests, 1, 1, longest] (None: all of them)."""
     block_size = kv.shape[3]
-    firsts = torch.tensor([_first_visible(span.start, window) for span in spans])
+    firsts = torch.tensor([first_visible(span.start, window) for span in spans])
     stops = torch.tensor([span.stop for span in spans])
     longest = int((stops - firsts).max())
     positions = firsts[:, None] + torch.arange(longest)

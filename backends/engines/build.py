@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from backends.attention.base import AttentionBackend
+from backends.attention.compiled import CompiledAttention
+from backends.attention.reference import ReferenceAttention
 from backends.config import EngineConfig
 from backends.core.block_pool import BlockPool
 from backends.core.kv_cache_manager import KVCacheManager
@@ -26,6 +29,8 @@ from backends.models.loader import load_model
 from backends.models.native_step import DecodeStep, StepUnavailable, make_native_step
 from backends.models.spec import ModelSpec
 from backends.models.store import resolve_model
+from backends.native import library
+from backends.native.library import MAX_HEAD_DIM
 from backends.protocol.messages import EngineInfo, Role
 from backends.text.tokenizer import TextCodec
 from backends.worker.kv_cache import PagedKVCache, effective_kv_dtype, kv_bytes_per_token, num_blocks_for
@@ -113,7 +118,7 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
         kv_cache=kv_cache,
         pool=pool,
         scheduler=scheduler,
-        stepper=Stepper(scheduler, ModelRunner(loaded, kv_cache, decode_step=decode_step)),
+        stepper=Stepper(scheduler, ModelRunner(loaded, kv_cache, _attention(kv_cache), decode_step)),
         memory=ProcessMemory(config.device),
         info=_info(
             config,
@@ -126,6 +131,12 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
             step_notices=step_notices,
         ),
     )
+
+
+def _attention(kv_cache: PagedKVCache) -> AttentionBackend:
+    kv = kv_cache.tensor
+    compiled = kv.device.type == "cpu" and kv.shape[-1] <= MAX_HEAD_DIM and library.available()
+    return CompiledAttention() if compiled else ReferenceAttention()
 
 
 def _decode_step(loaded: LoadedModel, kv_cache: PagedKVCache, role: Role) -> tuple[DecodeStep | None, tuple[str, ...]]:

@@ -7,7 +7,7 @@
 #define SPAN 256
 #define TILE 16
 #define MAX_HEAD_DIM 256
-#define MAX_GROUP 16
+#define MAX_GROUP 128
 
 typedef struct {
     const void *key, *value; /* of this layer, slot 0 */

@@ -16,7 +16,7 @@ from backends.native.build import BuildFailed, library_path
 
 MAX_ROWS = 8
 MAX_HEAD_DIM = 256
-MAX_GROUP = 16
+MAX_GROUP = 128
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 

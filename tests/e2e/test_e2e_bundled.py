@@ -21,12 +21,12 @@ dtype = "fp32"
 prefill_chunk_tokens = 37  # chunks end anywhere in a block
 num_kv_blocks = 512
 """
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 PROMPTS = [
     "The capital of France is",
     "A KV cache holds the keys and values of every token that a model has read.",
     "def fibonacci(n):\n    " * 12,
-    "Once upon a time there was a computer that liked to count: one, two, three. " * 20,
+    "Once upon a time there was a computer that liked to count: one, two, three. " * 10,
 ]
 
 

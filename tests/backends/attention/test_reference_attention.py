@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from backends.attention import reference
-from backends.attention.base import AttentionParams, PagedStep, QuerySpan
+from backends.attention.base import AttentionBackend, AttentionParams, PagedStep, QuerySpan
+from backends.attention.compiled import CompiledAttention
 from backends.attention.paged import PagedAttention
 from backends.attention.reference import ReferenceAttention
+from backends.native import library
 
 torch.set_num_threads(1)
 BLOCK, NUM_BLOCKS, KV_HEADS, HEADS, DIM = 4, 96, 2, 6, 8
+BACKENDS = [ReferenceAttention(), *([CompiledAttention()] if library.available() else [])]
 Lengths = list[tuple[int, int]]  # (tokens already in the cache, new tokens) of each request
 
 
@@ -37,6 +40,13 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, start: int, params: A
 
 
 def check(lengths: Lengths, params: AttentionParams, *, in_order: bool, dtype: torch.dtype = torch.float32) -> None:
+    for backend in BACKENDS:
+        check_backend(backend, lengths, params, in_order=in_order, dtype=dtype)
+
+
+def check_backend(
+    backend: AttentionBackend, lengths: Lengths, params: AttentionParams, *, in_order: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
     cache = torch.full((2, 2, NUM_BLOCKS, BLOCK, KV_HEADS, DIM), float("nan"), dtype=dtype)
     ids = list(range(NUM_BLOCKS))
@@ -56,7 +66,7 @@ def check(lengths: Lengths, params: AttentionParams, *, in_order: bool, dtype: t
         slots += places[start:]
         row += num_tokens
     query = torch.randn(row, HEADS, DIM)
-    attention = PagedAttention(cache, PagedStep(tuple(spans), torch.tensor(slots)), ReferenceAttention())
+    attention = PagedAttention(cache, PagedStep(tuple(spans), torch.tensor(slots)), backend)
     new_keys = torch.cat([key[start:] for key, (start, _) in zip(keys, lengths, strict=True)])
     new_values = torch.cat([value[start:] for value, (start, _) in zip(values, lengths, strict=True)])
     actual = attention(1, query, new_keys, new_values, params)
