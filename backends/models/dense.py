@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
@@ -18,6 +17,7 @@ from backends.attention.paged import PagedAttention
 from backends.models.base import CausalModel
 from backends.models.dense_config import DenseConfig
 from backends.models.linear import Linear
+from backends.models.row_ops import Rotation, row_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +42,11 @@ class DenseWeights:
     rotary_factor: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Rotation:
-    """cos, and sin with the sign of its half: [rows, 1, head_dim]."""
-
-    cos: Tensor
-    signed_sin: Tensor
-
-    def __call__(self, heads: Tensor) -> Tensor:
-        """(a, b) -> (a cos - b sin, b cos + a sin) of each head's two halves; [rows, heads, head_dim]."""
-        swapped = heads.roll(heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
-
-
 class DenseModel(CausalModel):
     def __init__(self, config: DenseConfig, weights: DenseWeights) -> None:
         self.config = config
         self.weights = weights
-        self._eps = config.rms_norm_eps
-        self._hidden_shape = (config.hidden_size,)
-        self._head_shape = (config.head_dim,)
+        self._ops = row_ops(weights.embedding, head_dim=config.head_dim, eps=config.rms_norm_eps)
         self._num_heads = config.num_heads
         self._num_rotated_heads = config.num_heads + config.num_kv_heads
         self._head_dim = config.head_dim
@@ -69,36 +54,26 @@ class DenseModel(CausalModel):
     @override
     def forward(self, token_ids: Tensor, positions: Tensor, attention: PagedAttention, rows: Tensor) -> Tensor:
         hidden = F.embedding(token_ids, self.weights.embedding)
-        rotation = self._rotation(positions, hidden.dtype)
+        rotation = self._rotation(positions)
         for index, layer in enumerate(self.weights.layers):
-            attended = self._attend(index, layer, self._norm(hidden, layer.input_norm), rotation, attention)
+            attended = self._attend(index, layer, self._ops.norm(hidden, layer.input_norm), rotation, attention)
             hidden += layer.output(attended)
-            gate, up = layer.gate_up(self._norm(hidden, layer.post_norm)).chunk(2, dim=-1)
-            hidden += layer.down(F.silu(gate).mul_(up))
+            gate_up = layer.gate_up(self._ops.norm(hidden, layer.post_norm))
+            hidden += layer.down(self._ops.silu_mul(gate_up))
         if rows.shape[0] == 0:  # a chunk before the prompt's end; compiled products take no empty input
             return hidden.new_empty(0, self.config.vocab_size)
-        return self.weights.head(self._norm(hidden[rows], self.weights.norm))
+        return self.weights.head(self._ops.norm(hidden[rows], self.weights.norm))
 
     def _attend(
-        self, index: int, layer: DenseLayer, hidden: Tensor, rotation: _Rotation, attention: PagedAttention
+        self, index: int, layer: DenseLayer, hidden: Tensor, rotation: Rotation, attention: PagedAttention
     ) -> Tensor:
         heads = layer.qkv(hidden).view(hidden.shape[0], -1, self._head_dim)
-        rotated = heads[:, : self._num_rotated_heads]
-        if layer.qk_norm is not None:
-            rotated = F.rms_norm(rotated, self._head_shape, None, self._eps) * layer.qk_norm
-        rotated = rotation(rotated)
+        rotated = self._ops.rotate(heads, self._num_rotated_heads, rotation, layer.qk_norm)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         value = heads[:, self._num_rotated_heads :]
         return attention(index, query, key, value, layer.attention).reshape(hidden.shape[0], -1)
 
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, self._hidden_shape, weight, self._eps)
-
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> _Rotation:
+    def _rotation(self, positions: Tensor) -> Rotation:
         """Once a step, so a table over the whole context would save nothing that shows."""
         angles = positions.unsqueeze(1).float() * self.weights.rotary_frequencies
-        cos = angles.cos() * self.weights.rotary_factor
-        sin = angles.sin() * self.weights.rotary_factor
-        return _Rotation(
-            torch.cat((cos, cos), dim=1).to(dtype).unsqueeze(1), torch.cat((-sin, sin), dim=1).to(dtype).unsqueeze(1)
-        )
+        return self._ops.rotation(angles.cos() * self.weights.rotary_factor, angles.sin() * self.weights.rotary_factor)

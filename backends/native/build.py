@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCES = ("common.h", "attention.h", "matrix.h", "kernels.c")
+SOURCES = ("common.h", "attention.h", "matrix.h", "prefill.h", "rows.h", "kernels.c")
 BUILD_TIMEOUT_SECONDS = 120
 
 # Not -ffast-math: linked into a library it makes the whole process flush denormals to zero.

@@ -6,6 +6,8 @@
 #include "common.h"
 #include "attention.h"
 #include "matrix.h"
+#include "prefill.h"
+#include "rows.h"
 
 typedef struct {
     const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two NULL where the family has none */
@@ -22,22 +24,6 @@ typedef struct {
     Matrix head;
     const Layer *layers;
 } Model;
-
-static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
-    float s = 0.0f;
-    for (int i = 0; i < n; i++) s += x[i] * x[i];
-    float r = 1.0f / sqrtf(s / n + eps);
-    for (int i = 0; i < n; i++) out[i] = x[i] * r * weight[i];
-}
-
-static void rotate(float *x, const float *cos, const float *sin, int head_dim) {
-    int half = head_dim / 2;
-    for (int i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half];
-        x[i] = a * cos[i] - b * sin[i];
-        x[i + half] = b * cos[i + half] + a * sin[i + half];
-    }
-}
 
 static int first_key(const Layer *layer, int position) {
     return layer->window > 0 && position + 1 > layer->window ? position + 1 - layer->window : 0;
@@ -264,4 +250,55 @@ int paged_attention(const void *query, int query_dtype, void *out, const void *k
         }
     }
     return 0;
+}
+
+static int gathered_keys(int first_key, int stop) { return (stop - first_key + KEYS - 1) / KEYS * KEYS; }
+
+static int lowest_key(int start, int window) { return window > 0 && start + 1 > window ? start + 1 - window : 0; }
+
+/* Bytes of scratch memory for `paged_prefill`; 0: this machine has no such kernel. */
+int64_t paged_prefill_scratch(int start, int num_tokens, int num_kv_heads, int head_dim, int window) {
+#if HAVE_AVX512_BF16
+    int64_t padded = gathered_keys(lowest_key(start, window), start + num_tokens);
+    return 2 * padded * num_kv_heads * head_dim * (int64_t)sizeof(bf16) + 64;
+#else
+    (void)start, (void)num_tokens, (void)num_kv_heads, (void)head_dim, (void)window;
+    return 0;
+#endif
+}
+
+/* Attention of one request's tokens at positions [start, start + num_tokens), all in the cache already.
+ * query, out: [num_tokens][num_heads][head_dim] bf16; key, value: one layer of a bf16 cache, slot 0; a token sees the
+ * `window` positions up to its own (0 = all). scratch: 64-byte aligned.
+ * Returns 0, or -1 if this machine or a size is not what the kernel was built for. */
+int paged_prefill(const void *query, void *out, const void *key, const void *value, int64_t slot_stride,
+                  const int32_t *block_table, int start, int num_tokens, int num_heads, int num_kv_heads, int head_dim,
+                  int block_size, float scale, int window, void *scratch, int num_threads) {
+#if HAVE_AVX512_BF16
+    if (head_dim % 32 || head_dim > MAX_HEAD_DIM) return -1;
+    int first = lowest_key(start, window), padded = gathered_keys(first, start + num_tokens);
+    bf16 *keys = scratch, *values = keys + (int64_t)padded * num_kv_heads * head_dim;
+    Cache c = {key, value, slot_stride, block_table, block_size, num_kv_heads, 0.0f};
+    Prefill p = {query, out, keys, values, first, start + num_tokens - first, padded, start, num_tokens, num_heads,
+                 num_kv_heads, head_dim, window, scale};
+    int num_rows = num_tokens * (num_heads / num_kv_heads), rows_a_task = 8 * QUERIES;
+    int tasks = (num_rows + rows_a_task - 1) / rows_a_task;
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp for schedule(static)
+        for (int block = 0; block < padded / KEYS; block++) gather_block(&p, &c, block, keys, values);
+        /* the last rows see the most keys: start with them, so that no thread is left with a long task */
+#pragma omp for schedule(dynamic, 1)
+        for (int i = tasks * num_kv_heads - 1; i >= 0; i--) {
+            int begin = i / num_kv_heads * rows_a_task, end = begin + rows_a_task < num_rows ? begin + rows_a_task : num_rows;
+            attend_some_rows(&p, i % num_kv_heads, begin, end);
+        }
+    }
+    return 0;
+#else
+    (void)query, (void)out, (void)key, (void)value, (void)slot_stride, (void)block_table, (void)start, (void)num_tokens;
+    (void)num_heads, (void)num_kv_heads, (void)head_dim, (void)block_size, (void)scale, (void)window, (void)scratch;
+    (void)num_threads;
+    return -1;
+#endif
 }

@@ -62,6 +62,13 @@ def load() -> ctypes.CDLL | BuildFailed:
     library.pack_matrix.argtypes = [c_int, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p]
     library.dense_step_scratch.argtypes = [POINTER(CModel), c_int, c_void_p]
     library.dense_step.argtypes = [POINTER(CModel), c_int, *[c_void_p] * 6, c_int, c_void_p, c_void_p, c_int]
+    library.rms_norm_rows.argtypes = [c_void_p, c_void_p, c_int, c_int, c_float, c_void_p, c_int]
+    library.silu_mul_rows.argtypes = [c_void_p, c_int, c_int, c_void_p, c_int]
+    library.rotate_rows.argtypes = [c_void_p, c_void_p, c_float, c_void_p, c_void_p, *[c_int] * 5]
+    library.paged_prefill_scratch.restype = c_int64
+    library.paged_prefill.argtypes = [
+        c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, *[c_int] * 6, c_float, c_int, c_void_p, c_int,
+    ]  # fmt: skip
     library.matrix_product.argtypes = [POINTER(CMatrix), c_int, c_void_p, c_void_p, c_int]
     library.paged_attention.argtypes = [
         c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_void_p, c_int, c_void_p, c_void_p,
@@ -224,3 +231,79 @@ def paged_attention(
     if code:
         raise ValueError(f"head_dim {head_dim} or {heads // kv_heads} heads a KV head are more than the kernel takes.")
     return out
+
+
+def can_prefill(query: Tensor, key_cache: Tensor) -> bool:
+    """Whether `paged_prefill` takes these."""
+    sizes_fit = query.shape[-1] % 32 == 0 and query.shape[-1] <= MAX_HEAD_DIM
+    types_fit = query.dtype == key_cache.dtype == torch.bfloat16
+    return sizes_fit and types_fit and available() and _library().paged_prefill_scratch(0, 1, 1, 32, 0) > 0
+
+
+def paged_prefill(
+    query: Tensor,
+    cache: tuple[Tensor, Tensor],
+    block_table: Tensor,
+    *,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    num_threads: int,
+) -> Tensor:
+    """Attention of a prompt chunk bf16 [tokens, heads, head_dim], at positions from `start` on.
+
+    cache: one layer's keys and values, bf16 [blocks, block_size, kv_heads, head_dim], the chunk's own included;
+    block_table int32 [width] of the request; a token sees the `window` positions up to its own, or all.
+    """
+    library = _library()
+    key_cache, value_cache = cache
+    num_tokens, heads, head_dim = query.shape
+    _, block_size, kv_heads, _ = key_cache.shape
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    scratch = _aligned(library.paged_prefill_scratch(start, num_tokens, kv_heads, head_dim, window or 0))
+    code = library.paged_prefill(
+        query.data_ptr(), out.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(1),
+        block_table.data_ptr(), start, num_tokens, heads, kv_heads, head_dim, block_size, scale, window or 0,
+        scratch.data_ptr(), num_threads,
+    )  # fmt: skip
+    if code:
+        raise ValueError("paged_prefill takes bf16, head_dim a multiple of 32, and AVX-512 with bf16.")
+    return out
+
+
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [rows, n], weight [n] -> like x; all bf16."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _library().rms_norm_rows(
+        x.data_ptr(), weight.data_ptr(), x.shape[0], x.shape[1], eps, out.data_ptr(), torch.get_num_threads()
+    )
+    return out
+
+
+def silu_mul_rows(gate_up: Tensor) -> Tensor:
+    """bf16 [rows, 2 * n], gates first -> silu(gate) * up, bf16 [rows, n]."""
+    gate_up = gate_up.contiguous()
+    rows, width = gate_up.shape
+    out = gate_up.new_empty(rows, width // 2)
+    _library().silu_mul_rows(gate_up.data_ptr(), rows, width // 2, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def rotate_rows(
+    heads: Tensor, num_rotated: int, rotation: tuple[Tensor, Tensor], norm: Tensor | None, eps: float
+) -> None:
+    """Norm (bf16 [num_rotated, head_dim], or not) and rotate the first heads of bf16 [rows, heads, head_dim] in place.
+
+    rotation: cos and sin, fp32 [rows, head_dim]. head_dim is at most MAX_HEAD_DIM.
+    """
+    assert heads.is_contiguous()
+    cos, sin = rotation
+    rows, all_heads, head_dim = heads.shape
+    code = _library().rotate_rows(
+        heads.data_ptr(), _pointer(norm), eps, cos.data_ptr(), sin.data_ptr(), rows, all_heads, num_rotated, head_dim,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"head_dim {head_dim} is more than the kernel takes.")

@@ -104,3 +104,47 @@ def test_attention_equals_sdpa_over_gathered_blocks(
     )
 
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    start=st.integers(0, 200),
+    num_tokens=st.integers(1, 150),
+    group=st.integers(1, 4),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([32, 64, 96, 128]),
+    block_size=st.sampled_from([1, 8, 16]),
+    window=st.sampled_from([None, 1, 5, 64, 100]),
+    threads=st.integers(1, 2),
+)
+def test_a_chunk_in_bf16_is_as_close_to_fp32_attention_as_bf16_allows(
+    start: int,
+    num_tokens: int,
+    group: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    threads: int,
+):
+    torch.manual_seed(start * 200 + num_tokens)
+    stop = start + num_tokens
+    width = -(-stop // block_size)
+    keys, values = (torch.full((width + 2, block_size, kv_heads, head_dim), float("nan")).bfloat16() for _ in "kv")
+    table = torch.randperm(width + 2)[:width].to(torch.int32)
+    slots = (table.long()[:, None] * block_size + torch.arange(block_size)).flatten()[:stop]
+    for cache in (keys, values):
+        cache.view(-1, kv_heads, head_dim)[slots] = torch.randn(stop, kv_heads, head_dim).bfloat16()
+    query = torch.randn(num_tokens, kv_heads * group, head_dim).bfloat16()
+    if not library.can_prefill(query, keys):
+        pytest.skip("this processor has no bf16 instructions")
+
+    got = library.paged_prefill(
+        query, (keys, values), table, start=start, scale=head_dim**-0.5, window=window, num_threads=threads
+    )
+
+    k, v = (cache.view(-1, kv_heads, head_dim)[slots].float().transpose(0, 1) for cache in (keys, values))
+    rows, columns = torch.arange(start, stop)[:, None], torch.arange(stop)[None]
+    visible = (columns <= rows) & ((columns > rows - window) if window else torch.ones(1, dtype=torch.bool))
+    expected = scaled_dot_product_attention(query.float().transpose(0, 1), k, v, attn_mask=visible, enable_gqa=True)
+    torch.testing.assert_close(got.float(), expected.transpose(0, 1), rtol=0.02, atol=0.02)
