@@ -24,6 +24,7 @@ $(VENV)/.engine: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 
 setup: $(VENV)/.engine ## install gateway, engine and tools into .venv
 	@$(BIN)/kvgate model pull smollm2
+	@$(BIN)/python -m backends.native.build
 
 serve: setup ## set up, then serve the bundled model in both modes on http://127.0.0.1:8000
 	$(BIN)/kvgate serve $(ARGS)

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -88,3 +89,16 @@ def _build(compiler: str, target: Path) -> None:
                 return
             errors = run.stderr.strip().splitlines()[0] if run.stderr.strip() else f"exit code {run.returncode}"
         raise BuildFailed(f"{compiler} could not compile the kernels: {errors}")
+
+
+def main() -> int:
+    """`python -m backends.native.build`: compile now, so that the first start doesn't have to."""
+    try:
+        sys.stderr.write(f"kvgate: compiled kernels in {library_path()}\n")
+    except BuildFailed as reason:
+        sys.stderr.write(f"kvgate: no compiled kernels, decoding will be several times slower: {reason}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
