@@ -7,7 +7,7 @@ PIP_ARGS ?=  # such as an index of CPU-only torch builds
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format model clean
+.PHONY: help setup serve test bench bench-peers check format model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,12 @@ serve: setup ## set up, then serve the bundled model in both modes on http://127
 
 test: setup ## set up, then run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: setup ## measure this engine against others that are installed (ARGS=--quick for a smoke run)
+	$(BIN)/kvgate bench $(ARGS)
+
+bench-peers: $(VENV)/.engine ## install the engines to compare with into .peers (vLLM 3.5 GB, llama.cpp)
+	$(BIN)/kvgate bench --install $(ARGS)
 
 check: $(VENV)/.engine ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -10,7 +10,7 @@ from backends.protocol.messages import Role, TransferMode
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 WeightDType = Literal["auto", "fp32", "bf16", "int8", "int4"]
-KVCacheDType = Literal["auto", "fp32", "bf16", "fp16"]
+KVCacheDType = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +22,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     device: str = "cpu"  # "cpu", "cuda:0" ...; "auto:N" = CUDA device N if there is one, else the CPU
     dtype: DType = "auto"  # of activations: bf16 where the CPU multiplies it fast, else fp32
     weight_dtype: WeightDType = "auto"
-    kv_cache_dtype: KVCacheDType = "auto"  # auto = the activations'
+    # auto = the activations'; int8 where the pool would then hold less than one request of max_model_len tokens
+    kv_cache_dtype: KVCacheDType = "auto"
+    # split: the smaller of the two pools, by which `auto` decides on both sides, since both must choose alike
+    auto_kv_dtype_gib: float | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None  # exact size of the pool; wins over the next two
     kv_cache_gib: float | None = None  # None = 1 GiB on a CPU, gpu_memory_utilization of a CUDA device
@@ -39,3 +42,5 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_transfer_concurrency: int = 4  # layers in transfer at once
     handoff_timeout_seconds: float = 120.0  # split: longest wait of a request for its prefill
     num_threads: int | None = None  # None = all cores this process may use
+    # most rows of a step that the compiled kernels take before torch does; None = measured once and remembered
+    compiled_rows: int | None = None

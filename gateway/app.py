@@ -38,6 +38,7 @@ def build_app(
         app[ENGINE] = engine
     elif (own := settings.effective_engine()) is not None:
         app.cleanup_ctx.append(_bundled_engine(own))
+        app.on_shutdown.append(_announce_stop)  # comes before requests are waited for
     app.cleanup_ctx.append(_upstreams)
     app.cleanup_ctx.append(_service)
     app.on_response_prepare.append(add_ids)
@@ -75,6 +76,15 @@ def _bundled_engine(engine_settings: EngineSettings) -> Cleanup:
             await engine.close()
 
     return run
+
+
+async def _announce_stop(app: web.Application) -> None:
+    """Whoever ends a whole process group ends the instances too, while the gateway still waits for requests."""
+    from gateway.upstreams.engine import EngineUpstream  # noqa: PLC0415
+
+    engine = app.get(ENGINE)
+    if isinstance(engine, EngineUpstream):
+        engine.stop_soon()
 
 
 async def _upstreams(app: web.Application) -> AsyncIterator[None]:

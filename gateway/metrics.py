@@ -22,6 +22,7 @@ _ENGINE_GAUGES = {
     "kv_blocks_in_use_peak": ("peak_blocks_in_use", "Most KV blocks held since the last reset of peaks."),
     "memory_bytes": ("memory_bytes", "Resident (CPU) or allocated (CUDA) memory of an instance."),
     "memory_peak_bytes": ("peak_memory_bytes", "Highest memory since the last reset of peaks."),
+    "stats_age_seconds": ("stale_seconds", "Age of an instance's figures: above 0 while it is in a long step."),
 }
 
 

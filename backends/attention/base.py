@@ -42,6 +42,9 @@ class AttentionParams:
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
+    # fp32 [num_kv_heads, head_dim], powers of two: how large the elements of a key are beside one another, where that
+    # is known to differ much. An int8 cache holds keys divided by it, and queries are multiplied instead.
+    key_sizes: Tensor | None = None
 
 
 class PreparedAttention(Protocol):
@@ -55,4 +58,4 @@ class AttentionBackend(Protocol):
     """A way to compute attention: gather and matrix products everywhere, or a kernel of one device."""
 
     def prepare(self, kv: Tensor, step: PagedStep) -> PreparedAttention:
-        """`kv` is [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]."""
+        """`kv` is [num_layers, 2, num_blocks, block_size, num_kv_heads, row], rows as in `kv_rows`."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from backends.attention.base import AttentionBackend, AttentionParams, PagedStep, PreparedAttention, QuerySpan
+from backends.attention.kv_rows import decode_rows
 
 TILE_ROWS = 128  # 64 and 256 are both slower on a CPU at 512 and 1,024 tokens
 MAX_TILE_SCORES = 16 * 1024 * 1024  # elements of one tile's scores, for models of many heads over a long context
@@ -32,7 +33,7 @@ class Part(Protocol):
     rows: Tensor | slice
 
     def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
-        """kv [2, num_blocks, block_size, num_kv_heads, head_dim]; query [len(rows), num_heads, head_dim]"""
+        """kv [2, num_blocks, block_size, num_kv_heads, row]; query [len(rows), num_heads, head_dim]"""
 
 
 class ReferenceAttention(AttentionBackend):
@@ -108,7 +109,7 @@ class _Keys:
         return cls(span.stop - first, first % block_size, ids[0], blocks)
 
     def gather(self, kv: Tensor) -> Tensor:
-        """kv [2, num_blocks, block_size, num_kv_heads, head_dim] -> [2, num_tokens, num_kv_heads, head_dim]"""
+        """kv [2, num_blocks, block_size, num_kv_heads, row] -> [2, num_tokens, num_kv_heads, row]"""
         block_size = kv.shape[2]
         if self.blocks is None:
             first = self.first_block * block_size + self.offset
@@ -137,7 +138,7 @@ class _Tiles(Part):
     def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = kv.shape[3]
-        key, value = self._keys.gather(kv).to(query.dtype)
+        key, value = decode_rows(self._keys.gather(kv), query.dtype)
         keys_by_head = key.permute(1, 2, 0).contiguous()  # [num_kv_heads, head_dim, num_keys]
         values_by_head = value.transpose(0, 1).contiguous()  # [num_kv_heads, num_keys, head_dim]
         grouped = (query * params.scale).view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
@@ -214,7 +215,7 @@ class _DecodeGroup(Part):
     def attend(self, kv: Tensor, query: Tensor, params: AttentionParams) -> Tensor:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = kv.shape[3]
-        key, value = self._gather(kv).to(query.dtype)  # [requests, num_kv_heads, keys, head_dim]
+        key, value = decode_rows(self._gather(kv), query.dtype)  # [requests, num_kv_heads, keys, head_dim]
         grouped = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=self._mask, scale=params.scale)
         return out.reshape(num_rows, num_heads, head_dim)

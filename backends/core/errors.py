@@ -5,6 +5,10 @@ from __future__ import annotations
 from backends.protocol.messages import FailureCode
 
 
+class PoolTooSmall(ValueError):
+    """The memory for the KV cache doesn't hold one block; the message names the settings that give it more."""
+
+
 class RequestRefused(Exception):
     """A request that can't be admitted: what happened, what was expected, what to do."""
 

@@ -42,7 +42,7 @@ class KVCacheManager:
         Its last token is never among them: something has to be computed to sample from.
         """
         blocks: list[KVCacheBlock] = []
-        if not self._shares(request):
+        if not (self._shares(request) and request.reads_prefix_cache):
             return blocks
         parent: PrefixKey | None = None
         for index in range((request.num_tokens - 1) // self.block_size):
@@ -114,7 +114,7 @@ class KVCacheManager:
         if request.num_cached_tokens is not None:
             return
         request.num_cached_tokens = request.num_computed_tokens
-        if self._shares(request):
+        if self._shares(request) and request.reads_prefix_cache:
             self.prefix_query_tokens += request.num_prompt_tokens
             self.prefix_hit_tokens += request.num_computed_tokens
 

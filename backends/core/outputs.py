@@ -23,9 +23,12 @@ LENGTH = Ending("length")
 def ending_by_stop_token(request: Request) -> Ending | None:
     """Whether the newest token stops the answer: one of the request's stop tokens, or the model's end of text.
 
-    Before `min_tokens` neither stops it. A stop token that was asked for counts even with `ignore_eos`.
+    Before `min_tokens` neither stops it. A stop token that was asked for counts even with `ignore_eos`. A grammar
+    ends its answer itself: an end of text comes only where it allows one, and stop tokens have no effect.
     """
     token_id = request.output_token_ids[-1]
+    if request.grammar is not None:
+        return Ending("stop", hides_token=True) if token_id in request.eos_token_ids else None
     if len(request.output_token_ids) < request.sampling.min_tokens:
         return None
     if token_id in request.sampling.stop_token_ids:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from backends.protocol.messages import CacheParams, SamplingParams
+from backends.protocol.messages import CacheParams, SamplingParams, TokenScore
 
 if TYPE_CHECKING:
     from backends.core.block_pool import KVCacheBlock
+
+
+class TokenGrammar(Protocol):
+    """Which tokens may come next in one answer. Follows its tokens by itself, whatever else happens to them."""
+
+    def allowed(self, output_token_ids: Sequence[int]) -> bytes:
+        """Bit `i % 8` of byte `i // 8` says whether token i may come next; at least one may. Never raises."""
+
+    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
+        """Nothing may follow. Raises an exception of its own if the grammar could not be followed any further."""
+
+    def fresh(self) -> TokenGrammar:
+        """The same grammar at its start, for another answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt as a client is shown it, and where in it each of its tokens begins, if that is asked for."""
+
+    text: str
+    offsets: Sequence[int] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +51,8 @@ class Request:
     arrived_at: float  # monotonic
     deadline_at: float | None = None
     notices: tuple[str, ...] = ()
+    grammar: TokenGrammar | None = None
+    echo: Echo | None = None
 
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -38,6 +62,12 @@ class Request:
     first_scheduled_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    output_scores: list[TokenScore] = field(default_factory=list)  # of each output token, where asked for
+    prompt_scores: list[TokenScore] = field(default_factory=list)  # of prompt tokens from the second on, where asked
+    takes_likeliest: bool = field(init=False)  # the next token is the likeliest, whatever came before, and no more
+
+    def __post_init__(self) -> None:
+        self.takes_likeliest = _takes_likeliest(self)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -51,3 +81,20 @@ class Request:
     def num_pending_tokens(self) -> int:
         """Tokens whose KV isn't computed yet; at least 1 while the request runs."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Tokens that are found computed have no logits left to score the prompt by."""
+        return self.sampling.prompt_logprobs is None
+
+
+def _takes_likeliest(request: Request) -> bool:
+    params = request.sampling
+    changes = params.logit_bias or params.min_tokens or params.presence_penalty or params.frequency_penalty
+    return (
+        params.temperature == 0
+        and not changes
+        and params.repetition_penalty == 1
+        and params.logprobs is None
+        and request.grammar is None
+    )

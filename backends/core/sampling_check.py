@@ -12,6 +12,9 @@ from backends.protocol.messages import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 100.0
+MAX_CHOICES = 8
+MAX_LOGPROBS = 20
+SCORING_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,17 @@ _RANGES = (
     _Range("presence_penalty", "from -2 to 2", lambda value: -2 <= value <= 2),
     _Range("frequency_penalty", "from -2 to 2", lambda value: -2 <= value <= 2),
     _Range("repetition_penalty", "greater than 0", lambda value: 0 < value < math.inf),
-    _Range("max_tokens", "at least 1", lambda value: value >= 1),
+    _Range("max_tokens", "at least 1, or 0 with echo", lambda value: value >= 0),
     _Range("min_tokens", "at least 0", lambda value: value >= 0),
+    _Range("n", f"from 1 to {MAX_CHOICES}", lambda value: 1 <= value <= MAX_CHOICES),
+    _Range("logprobs", f"from 0 to {MAX_LOGPROBS}", lambda value: 0 <= value <= MAX_LOGPROBS),
+    _Range("prompt_logprobs", f"from 0 to {MAX_LOGPROBS}", lambda value: 0 <= value <= MAX_LOGPROBS),
 )
+
+
+def scoring_chunk(asked: int | None) -> int:
+    """Most prompt tokens in one step of a request that scores its prompt: each needs a row of logits."""
+    return SCORING_CHUNK if asked is None else min(asked, SCORING_CHUNK)
 
 
 def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
@@ -43,6 +54,8 @@ def check_sampling(params: SamplingParams, *, vocab_size: int) -> None:
         value = getattr(params, rule.field)
         if value is not None and not rule.holds(value):
             _refuse(rule.field, f"{rule.field} is {value}; allowed: {rule.allowed}.")
+    if params.max_tokens == 0 and not params.echo:
+        _refuse("max_tokens", "max_tokens is 0; allowed: at least 1, or 0 with echo.")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         limit = f"allowed: at most max_tokens, {params.max_tokens}."
         _refuse("min_tokens", f"min_tokens is {params.min_tokens}; {limit}")

@@ -76,7 +76,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request, or raise `RequestRefused` if it could never run or the queue is full."""
         self.check_fits(request.num_prompt_tokens)
-        if len(self._waiting) >= self._max_waiting:
+        free_seats = max(0, self._max_num_seqs - len(self._running))  # who takes one at the next step doesn't queue
+        if len(self._waiting) >= self._max_waiting + free_seats:
             raise RequestRefused(
                 "queue_full", f"{len(self._waiting)} requests are waiting already, the most allowed. Try again later."
             )

@@ -85,8 +85,10 @@ class SplitPrefillEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def pair(self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer) -> str | None:
-        """Map the decode side's KV memory. Returns why not, if block size, dtype or model differ."""
+    def pair(
+        self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer, *, protocol_version: int
+    ) -> str | None:
+        """Map the decode side's KV memory. Returns why not, if protocol version, block size, dtype or model differ."""
 
     def unpair(self) -> None:
         """The decode side is gone: drop its requests, wait for running copies, unmap."""

@@ -9,7 +9,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import torch
+from torch import Tensor
 
 from backends.attention.base import AttentionBackend
 from backends.attention.compiled import CompiledAttention
@@ -26,14 +28,15 @@ from backends.engines.process_memory import ProcessMemory
 from backends.engines.stepper import Stepper
 from backends.models.base import LoadedModel
 from backends.models.loader import load_model
-from backends.models.native_step import DecodeStep, StepUnavailable, make_native_step
+from backends.models.native_step import NativeStep, StepUnavailable, make_native_step
+from backends.models.row_choice import choose_rows
 from backends.models.spec import ModelSpec
 from backends.models.store import resolve_model
 from backends.native import library
 from backends.native.library import MAX_HEAD_DIM
 from backends.protocol.messages import EngineInfo, Role
 from backends.text.tokenizer import TextCodec
-from backends.worker.kv_cache import PagedKVCache, effective_kv_dtype, kv_bytes_per_token, num_blocks_for
+from backends.worker.kv_cache import PagedKVCache, choose_kv_dtype, kv_bytes_per_token, num_blocks_for
 from backends.worker.model_runner import ModelRunner
 
 # Makes the memory of that many blocks.
@@ -62,10 +65,13 @@ class Parts:
             max_num_tokens=self.scheduler.max_request_tokens,
             peak_memory_bytes=self.memory.peak_bytes,
             complete_timings=complete_timings or (lambda _, timings: timings),
+            spell=self.codec.spelling,
         )
 
     def _detokenizer(self, request: Request) -> Detokenizer:
-        return self.codec.detokenizer(request.sampling.stop)
+        """A grammar ends its answer itself."""
+        stop = () if request.grammar is not None else request.sampling.stop
+        return self.codec.detokenizer(stop, min_tokens=request.sampling.min_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +113,22 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
         weight_dtype=config.weight_dtype,
         max_model_len=config.max_model_len,
     )
+    kv_cache_dtype, dtype_notices = choose_kv_dtype(config, loaded.spec)
+    config = msgspec.structs.replace(config, kv_cache_dtype=kv_cache_dtype)
     num_blocks = num_blocks_for(config, loaded.spec)
     kv_cache = make_kv_cache(config, loaded.spec, num_blocks)
     pool = BlockPool(num_blocks)
     scheduler = make_scheduler(config, pool)
     decode_step, step_notices = _decode_step(loaded, kv_cache, role)
+    loaded = choose_rows(loaded, kv_cache.tensor, decode_step, config.compiled_rows)
+    runner = ModelRunner(loaded, kv_cache, _attention(kv_cache.tensor, loaded.spec.head_dim), decode_step)
     return Parts(
         codec=codec,
         loaded=loaded,
         kv_cache=kv_cache,
         pool=pool,
         scheduler=scheduler,
-        stepper=Stepper(scheduler, ModelRunner(loaded, kv_cache, _attention(kv_cache), decode_step)),
+        stepper=Stepper(scheduler, runner),
         memory=ProcessMemory(config.device),
         info=_info(
             config,
@@ -128,18 +138,17 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
             codec=codec,
             num_blocks=num_blocks,
             num_threads=num_threads,
-            step_notices=step_notices,
+            notices=dtype_notices + step_notices,
         ),
     )
 
 
-def _attention(kv_cache: PagedKVCache) -> AttentionBackend:
-    kv = kv_cache.tensor
-    compiled = kv.device.type == "cpu" and kv.shape[-1] <= MAX_HEAD_DIM and library.available()
+def _attention(kv: Tensor, head_dim: int) -> AttentionBackend:
+    compiled = kv.device.type == "cpu" and head_dim <= MAX_HEAD_DIM and library.available()
     return CompiledAttention() if compiled else ReferenceAttention()
 
 
-def _decode_step(loaded: LoadedModel, kv_cache: PagedKVCache, role: Role) -> tuple[DecodeStep | None, tuple[str, ...]]:
+def _decode_step(loaded: LoadedModel, kv_cache: PagedKVCache, role: Role) -> tuple[NativeStep | None, tuple[str, ...]]:
     """A prefill side has no steps of single tokens worth the memory of a second form of the weights."""
     if role == "prefill":
         return None, ()
@@ -169,10 +178,10 @@ def _info(
     codec: TextCodec,
     num_blocks: int,
     num_threads: int,
-    step_notices: tuple[str, ...],
+    notices: tuple[str, ...],
 ) -> EngineInfo:
     num_slots = num_blocks * config.block_size
-    notices = spec.notices + step_notices
+    notices = spec.notices + _sampling_notice(spec) + notices
     if num_slots < spec.max_model_len:
         notices += (
             f"The KV pool holds {num_slots} tokens, less than the model's context of {spec.max_model_len}; "
@@ -188,14 +197,22 @@ def _info(
         vocab_size=spec.vocab_size,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        kv_cache_dtype=effective_kv_dtype(spec, config.kv_cache_dtype),
+        kv_cache_dtype=config.kv_cache_dtype,
         kv_bytes_per_token=kv_bytes_per_token(spec, config.kv_cache_dtype),
         weight_dtype=spec.weight_dtype,
         device=config.device,
         num_threads=num_threads,
         template_takes_tools=codec.template_takes_tools,
+        default_sampling=dict(spec.default_sampling),
         notices=notices,
     )
+
+
+def _sampling_notice(spec: ModelSpec) -> tuple[str, ...]:
+    if not spec.default_sampling:
+        return ()
+    advised = ", ".join(f"{name} {value:g}" for name, value in spec.default_sampling)
+    return (f"Requests that don't say are sampled as the model's generation_config.json advises: {advised}.",)
 
 
 def _num_usable_cores() -> int:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.core.outputs import Ending, ending_by_length, ending_by_stop_token
+from backends.core.outputs import LENGTH, Ending, ending_by_length, ending_by_stop_token
 from backends.core.request import Request
 from backends.engines.base import Emit
-from backends.protocol.messages import Done, Failed, FailureCode, Role, Timings, TokenChunk, Usage
+from backends.engines.logprobs import Spell, prompt_logprobs, token_logprob
+from backends.protocol.messages import Done, Failed, FailureCode, Role, Timings, TokenChunk, TokenLogprob, Usage
+from backends.text.grammar import GrammarFailed
 
 
 class Detokenizer(Protocol):
@@ -17,6 +19,10 @@ class Detokenizer(Protocol):
 
     @property
     def matched_stop(self) -> str | None: ...
+
+    @property
+    def num_characters(self) -> int:
+        """Decoded so far, given out or held back."""
 
     def push(self, token_id: int) -> str: ...
 
@@ -32,12 +38,14 @@ class _Answer:
     request: Request
     detokenizer: Detokenizer
     peak_kv_blocks: int = 0
+    begun: bool = False
 
 
 class OutputProcessor:
     """The answers that are being written.
 
-    Every sampled token is emitted in one `TokenChunk` and counted, the end mark too (with no text of its own).
+    Every sampled token is emitted in one `TokenChunk` and counted, the end mark too (with no text of its own). Its
+    logprobs, if asked for, go with it, whether its text is held back or not. `spell` writes single tokens for them.
     `max_num_tokens` is what the KV pool can hold of one request; `complete_timings` lets an engine add what only it
     knows.
     """
@@ -51,6 +59,7 @@ class OutputProcessor:
         max_num_tokens: int,
         peak_memory_bytes: Callable[[], int],
         complete_timings: CompleteTimings = lambda _, timings: timings,
+        spell: Spell = lambda token_id: (f"<{token_id}>", None),
     ) -> None:
         self._role = role
         self._detokenizer_factory = detokenizer_factory
@@ -58,6 +67,7 @@ class OutputProcessor:
         self._max_num_tokens = max_num_tokens
         self._peak_memory_bytes = peak_memory_bytes
         self._complete_timings = complete_timings
+        self._spell = spell
         self._answers: dict[str, _Answer] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -82,19 +92,55 @@ class OutputProcessor:
             answer.peak_kv_blocks = max(answer.peak_kv_blocks, num_blocks)
 
     def process(self, request: Request) -> bool:
-        """Tell of the request's newest token. True: that ended the answer, and `Done` was emitted."""
+        """Tell of the request's newest token. True: that ended the answer, and `Done` or `Failed` was emitted."""
         answer = self._answers[request.request_id]
-        token_id = request.output_token_ids[-1]
-        ending = ending_by_stop_token(request)
-        text = "" if ending is not None and ending.hides_token else answer.detokenizer.push(token_id)
-        self._emit(TokenChunk(request_id=request.request_id, text=text, token_ids=[token_id]))
-        if ending is None and answer.detokenizer.matched_stop is not None:
-            ending = Ending("stop", answer.detokenizer.matched_stop)
-        ending = ending or ending_by_length(request, self._max_num_tokens)
+        if not answer.begun:
+            answer.begun = True
+            self._echo(request)
+            if request.max_tokens == 0:  # the prompt was computed for its own sake
+                request.output_token_ids.clear()
+                self._finish(answer, LENGTH)
+                return True
+        try:
+            ending = self._tell(answer)
+        except GrammarFailed as error:
+            self.fail(request.request_id, "invalid_request", str(error))
+            return True
         if ending is None:
             return False
         self._finish(answer, ending)
         return True
+
+    def _tell(self, answer: _Answer) -> Ending | None:
+        request, detokenizer = answer.request, answer.detokenizer
+        token_id = request.output_token_ids[-1]
+        ending = ending_by_stop_token(request)
+        hidden = ending is not None and ending.hides_token
+        if ending is None and request.grammar is not None and request.grammar.is_complete(request.output_token_ids):
+            ending = Ending("stop")
+        logprobs = None if request.sampling.logprobs is None else self._logprobs(answer, hidden=hidden)
+        text = "" if hidden else detokenizer.push(token_id)
+        self._emit(TokenChunk(request_id=request.request_id, text=text, token_ids=[token_id], logprobs=logprobs))
+        if ending is None and detokenizer.matched_stop is not None:
+            ending = Ending("stop", detokenizer.matched_stop)
+        return ending or ending_by_length(request, self._max_num_tokens)
+
+    def _echo(self, request: Request) -> None:
+        echo = request.echo
+        if echo is None:
+            return
+        logprobs = None
+        if echo.offsets:
+            logprobs = prompt_logprobs(request.prompt_token_ids, request.prompt_scores, echo.offsets, self._spell)
+        self._emit(TokenChunk(request_id=request.request_id, text=echo.text, token_ids=[], logprobs=logprobs))
+
+    def _logprobs(self, answer: _Answer, *, hidden: bool) -> list[TokenLogprob]:
+        """Of the newest token, which the detokenizer hasn't seen yet. An end mark is no part of the text."""
+        if hidden:
+            return []
+        echo = answer.request.echo
+        offset = answer.detokenizer.num_characters + (len(echo.text) if echo else 0)
+        return [token_logprob(answer.request.output_scores[-1], offset, self._spell)]
 
     def fail(self, request_id: str, code: FailureCode, message: str) -> None:
         """End an answer by `Failed`. Unknown ids are ignored."""

@@ -5,6 +5,7 @@ Chosen by the model name "scripted" or "scripted:tokens=50,delay=0.002". Options
     delay        seconds that a step takes (0)
     start_delay  seconds until the instance is ready (0)
     start_error  start fails with this text (spaces written as _)
+    start_kv     start_delay and start_error hold only for an instance of this KV dtype
     bug          a step raises once a running prompt has this word, as a broken engine would
     context      max_model_len (8192)
 
@@ -18,13 +19,13 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from backends.config import EngineConfig
 from backends.core.errors import RequestRefused
-from backends.core.request import Request
+from backends.core.request import Request, TokenGrammar
 from backends.engines.base import Emit
 from backends.protocol.messages import (
     Accepted,
@@ -34,6 +35,7 @@ from backends.protocol.messages import (
     EngineStats,
     Failed,
     FinishReason,
+    GrammarSpec,
     Prompt,
     TextPrompt,
     Timings,
@@ -59,6 +61,7 @@ class Script:
     delay: float = 0.0
     start_delay: float = 0.0
     start_error: str = ""
+    start_kv: str = ""
     bug: str = ""
     context: int = 8192
 
@@ -90,6 +93,12 @@ class ScriptedCodec:
             case ChatPrompt(messages=messages):
                 text = " ".join(str(message.get("content") or "") for message in messages)
                 return [self._remember(word) for word in text.split()]
+
+    def grammar(self, spec: GrammarSpec) -> TokenGrammar:
+        raise RequestRefused("invalid_request", "The scripted engine holds no answer to a grammar.", "response_format")
+
+    def echo(self, prompt: Prompt, token_ids: Sequence[int], *, with_offsets: bool) -> tuple[str, list[int]]:
+        raise RequestRefused("invalid_request", "The scripted engine repeats its prompt anyway.", "echo")
 
     def word(self, token_id: int) -> str:
         return self._words.get(token_id, f"t{token_id}")
@@ -153,6 +162,8 @@ def scripted_info(config: EngineConfig, script: Script) -> EngineInfo:
 def start_script(config: EngineConfig) -> Script:
     """The script of a model name; takes its time and fails as it says."""
     script = Script.parse(config.model)
+    if script.start_kv not in ("", config.kv_cache_dtype):
+        return script
     time.sleep(script.start_delay)
     if script.start_error:
         raise RuntimeError(script.start_error.replace("_", " "))

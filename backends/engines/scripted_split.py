@@ -19,6 +19,7 @@ from backends.core.request import Request
 from backends.engines.base import Emit, EmitPeer, PeerLink
 from backends.engines.scripted import BlockCount, Script, ScriptedCodec, ScriptedEngine, scripted_info
 from backends.protocol.messages import (
+    PROTOCOL_VERSION,
     CancelPrefill,
     EngineInfo,
     EngineStats,
@@ -134,7 +135,11 @@ class ScriptedPrefillEngine:
         self._queue: deque[Prefill] = deque()
         self._num_steps = 0
 
-    def pair(self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer) -> str | None:
+    def pair(
+        self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer, *, protocol_version: int
+    ) -> str | None:
+        if protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {protocol_version} there, {PROTOCOL_VERSION} here"
         if info.block_size != self.info.block_size:
             return f"block_size {info.block_size} there, {self.info.block_size} here"
         if os.fstat(kv_memory_fd).st_size != kv_memory_bytes:

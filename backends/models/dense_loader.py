@@ -49,16 +49,35 @@ def load_dense(folder: Path, config: dict[str, Any], *, device: str, dtype: str,
 
 def _layer(loader: LinearLoader, config: DenseConfig, index: int) -> DenseLayer:
     at = f"model.layers.{index}."
+    input_norm = loader.vector(f"{at}input_layernorm.weight")
+    key_sizes = None
+    if f"{at}self_attn.k_proj.bias" in loader:
+        weight, bias = (loader.vector(f"{at}self_attn.k_proj.{part}") for part in ("weight", "bias"))
+        key_sizes = sizes_of_keys(weight * input_norm, bias, config.head_dim)
     return DenseLayer(
-        input_norm=loader.vector(f"{at}input_layernorm.weight"),
+        input_norm=input_norm,
         qkv=loader.linear([f"{at}self_attn.{part}_proj" for part in "qkv"]),
         qk_norm=_qk_norm(loader, config, at) if config.has_qk_norm else None,
         output=loader.linear([f"{at}self_attn.o_proj"]),
         post_norm=loader.vector(f"{at}post_attention_layernorm.weight"),
         gate_up=loader.linear([f"{at}mlp.gate_proj", f"{at}mlp.up_proj"]),
         down=loader.linear([f"{at}mlp.down_proj"]),
-        attention=AttentionParams(config.head_dim**-0.5, config.sliding_windows[index]),
+        attention=AttentionParams(config.head_dim**-0.5, config.sliding_windows[index], key_sizes=key_sizes),
     )
+
+
+def sizes_of_keys(weight: Tensor, bias: Tensor, head_dim: int) -> Tensor:
+    """How large each element of a key is likely to be beside the others, as a power of two: [num_kv_heads, head_dim].
+
+    Biases of some families (Qwen 2) make a few elements of every key many times the others; in eight bits, with one
+    scale for all, the others would lose most of theirs. Rotation turns an element of a head's first half and its
+    counterpart in the second into one another, so both get the same size.
+    """
+    likely = bias.float().abs() + 3 * weight.float().norm(dim=1)  # three standard deviations for a normed input
+    first, second = likely.view(-1, 2, head_dim // 2).unbind(1)
+    pairs = torch.hypot(first, second)
+    relative = pairs / pairs.mean(dim=1, keepdim=True)
+    return torch.exp2(relative.clamp(2**-10, 2**10).log2().round()).repeat(1, 2)
 
 
 def _qk_norm(loader: LinearLoader, config: DenseConfig, at: str) -> Tensor:

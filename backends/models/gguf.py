@@ -36,7 +36,7 @@ def convert(source: Path, target: Path, name: str, sha256: str, report: Report) 
     reader = GGUFReader(source)
     _refuse_unfaithful(reader)
     report("converting the config")
-    config = _convert_config(source, reader, target)
+    config = _convert_config(source, reader, target, sha256)
     report("converting the tokenizer")
     notices = convert_tokenizer(source, reader, target, max_model_len=config.max_position_embeddings)
     for notice in notices:
@@ -62,7 +62,7 @@ def _refuse_unfaithful(reader: Any) -> None:
         )
 
 
-def _convert_config(source: Path, reader: Any, target: Path) -> Any:
+def _convert_config(source: Path, reader: Any, target: Path, sha256: str) -> Any:
     from transformers import AutoConfig, GenerationConfig  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: PLC0415
 
@@ -78,9 +78,18 @@ def _convert_config(source: Path, reader: Any, target: Path) -> Any:
         bos_token_id=config.bos_token_id,
         eos_token_id=eos[0] if len(eos) == 1 else eos or None,
         pad_token_id=config.pad_token_id,
+        **_advised_sampling(sha256),
     )
     generation.save_pretrained(target)
     return config
+
+
+def _advised_sampling(sha256: str) -> dict[str, Any]:
+    """A GGUF file doesn't carry what its authors advise; of the bundled model it is known."""
+    from backends.models.bundled import BUNDLED  # noqa: PLC0415
+
+    advice = [dict(model.sampling) for model in BUNDLED if model.sha256 == sha256 and model.sampling]
+    return {"do_sample": True, **advice[0]} if advice else {}
 
 
 def _end_token_ids(reader: Any) -> list[int]:

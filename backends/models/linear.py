@@ -79,9 +79,15 @@ class KernelLinear(Linear):
 
     packed: PackedMatrix  # bias included
     many_rows: PlainLinear
+    max_few_rows: int = MAX_ROWS
 
     @override
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > MAX_ROWS:
-            return self.many_rows(x)
-        return self.packed.product(x.float(), num_threads=torch.get_num_threads()).to(x.dtype)
+        return self.many_rows(x) if x.shape[0] > self.max_few_rows else self.few_rows(x)
+
+    def few_rows(self, x: Tensor) -> Tensor:
+        """The kernel takes MAX_ROWS at a time, and reads the weight again for each part."""
+        parts = [
+            self.packed.product(part, num_threads=torch.get_num_threads()) for part in torch.split(x.float(), MAX_ROWS)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(x.dtype)

@@ -97,6 +97,9 @@ class LinearLoader:
             f"takes; they are multiplied in {self._plan.dtype}.",
         )
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def vector(self, name: str) -> Tensor:
         return self._files.read(name).to(self._plan.device, self._dtype)
 

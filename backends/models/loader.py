@@ -17,6 +17,8 @@ from backends.models.hf_loader import load_hf
 from backends.models.spec import ModelLoadError, ModelSpec
 from backends.models.weights import fingerprint
 
+ADVISED_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
 
 def load_model(
     path: Path,
@@ -43,6 +45,7 @@ def load_model(
         fingerprint=fingerprint(path),
         eos_token_ids=_eos_token_ids(path, config),
         device=device,
+        default_sampling=_default_sampling(path),
         notices=parts.notices + length_notices,
     )
     return LoadedModel(parts.model, spec)
@@ -110,6 +113,14 @@ def _model_len(config: dict[str, Any], asked: int | None) -> tuple[int, tuple[st
     if asked is None or asked <= own:
         return asked or own, ()
     return own, (f"max_model_len {asked} is beyond {why}, {own}; {own} is used.",)
+
+
+def _default_sampling(path: Path) -> tuple[tuple[str, float], ...]:
+    """Sampling that the model's authors advise, for requests that say nothing; as vLLM takes it."""
+    file = path / "generation_config.json"
+    content = _read_json(file) if file.is_file() else {}
+    values = {name: content.get(name) for name in ADVISED_SAMPLING}
+    return tuple((name, float(value)) for name, value in values.items() if isinstance(value, int | float))
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any]) -> frozenset[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from backends.models.base import LoadedModel
-from backends.models.dense import DenseLayer, DenseModel
+from backends.models.dense import DenseLayer, DenseModel, DenseWeights
 from backends.models.linear import KernelLinear, Linear, PlainLinear, WideLinear
 from backends.native import library
 from backends.native.library import (
@@ -32,7 +32,8 @@ from backends.native.library import (
     WeightKind,
 )
 
-# Rows of a step that the kernel takes, MAX_ROWS at a time, before torch's products over all rows win.
+# Rows of a step that the kernel takes, MAX_ROWS at a time, before torch's products over all rows win: what is likely
+# where `row_choice` has not measured it.
 MAX_STEP_ROWS = 4 * MAX_ROWS
 
 
@@ -60,11 +61,14 @@ class DecodeStep(Protocol):
 
 
 class NativeStep(DecodeStep):
-    max_rows = MAX_STEP_ROWS
+    def __init__(self, weights: DenseWeights, step: DenseStep, max_rows: int = MAX_STEP_ROWS) -> None:
+        self.max_rows = max_rows
+        self._weights = weights
+        self._step = step
 
-    def __init__(self, model: DenseModel, kv: Tensor) -> None:
-        self._weights = model.weights
-        self._step = _build(model, kv)
+    def first_layer(self, kv: Tensor) -> NativeStep:
+        """The same weights' first layer over another cache, almost without a head: for measuring."""
+        return NativeStep(self._weights, self._step.first_layer(kv))
 
     @override
     def logits(self, rows: DecodeRows) -> Tensor:
@@ -102,14 +106,16 @@ def make_native_step(loaded: LoadedModel, kv: Tensor) -> NativeStep:
         raise StepUnavailable("the compiled decode step is for dense models on a CPU")
     if missing:
         raise StepUnavailable(missing)
-    return NativeStep(loaded.model, kv)
+    return NativeStep(loaded.model.weights, _build(loaded.model, kv))
 
 
 def _build(model: DenseModel, kv: Tensor) -> DenseStep:
     config, weights = model.config, model.weights
     _check(model, kv)
     keep: list[object] = [kv]
-    layers = (CLayer * config.num_layers)(*(_layer(layer, model, keep) for layer in weights.layers))
+    layers = (CLayer * config.num_layers)(
+        *(_layer(layer, model, keep, even_keys=kv.dtype == torch.int8) for layer in weights.layers)
+    )
     final_norm = _floats(weights.norm, keep)
     keep.append(layers)
     c_model = CModel(
@@ -143,7 +149,8 @@ def _check(model: DenseModel, kv: Tensor) -> None:
         raise StepUnavailable(f"a vocabulary of {config.vocab_size} is no multiple of 16")
 
 
-def _layer(layer: DenseLayer, model: DenseModel, keep: list[object]) -> CLayer:
+def _layer(layer: DenseLayer, model: DenseModel, keep: list[object], *, even_keys: bool) -> CLayer:
+    sizes = layer.attention.key_sizes
     heads = model.config.num_heads
     query_norm = key_norm = None
     if layer.qk_norm is not None:
@@ -158,6 +165,7 @@ def _layer(layer: DenseLayer, model: DenseModel, keep: list[object]) -> CLayer:
         gate_up=_matrix(layer.gate_up, keep),
         down=_matrix(layer.down, keep),
         window=layer.attention.sliding_window or 0,
+        key_sizes=_floats(sizes, keep) if even_keys and sizes is not None else None,
     )
 
 

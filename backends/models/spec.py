@@ -22,4 +22,5 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     fingerprint: str  # same weights and config <=> same string
     eos_token_ids: frozenset[int] = frozenset()
     device: str = "cpu"
+    default_sampling: tuple[tuple[str, float], ...] = ()  # what the model's generation_config.json advises
     notices: tuple[str, ...] = ()  # what was adjusted or assumed

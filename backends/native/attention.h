@@ -1,6 +1,6 @@
 /* Paged attention for few query rows a request: reads keys and values in place through the block table.
  *
- * A slot (one token's place in one layer) holds [num_kv_heads][head_dim] elements; a row's query sees the keys at the
+ * A slot (one token's place in one layer) holds a row of head_dim elements for each KV head; a row's query sees the keys at the
  * positions [first, last) of its request. Work is split over rows and spans of SPAN keys, all heads of a span in one
  * task so that memory is read in order; partial results are merged at the end, so one long row uses every thread.
  */
@@ -23,15 +23,16 @@ typedef struct {
 INLINE void attend_tile(const Cache *c, int dtype, int hd, int group, const float *query, const int64_t *at, int n,
                         const int64_t *ahead, float *part) {
     float score[MAX_GROUP][TILE], acc[MAX_GROUP][MAX_HEAD_DIM];
-    int64_t element = dtype == FP32 ? 4 : 2;
+    int64_t element = element_bytes(dtype), row_bytes = row_width(dtype, hd) * element;
     for (int t = 0; t < n; t++) {
         float k[MAX_HEAD_DIM];
-        for (int64_t b = 0; b < hd * element; b += 64) __builtin_prefetch((const char *)c->key + ahead[t] * element + b);
+        for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch((const char *)c->key + ahead[t] * element + b);
         load_row(c->key, at[t], dtype, hd, k);
+        float by = row_scale(c->key, at[t], dtype, hd);
         for (int g = 0; g < group; g++) {
             float s = 0.0f;
             for (int d = 0; d < hd; d++) s += query[g * hd + d] * k[d];
-            score[g][t] = s;
+            score[g][t] = dtype == INT8 ? s * by : s;
         }
     }
     for (int g = 0; g < group; g++) {
@@ -54,10 +55,11 @@ INLINE void attend_tile(const Cache *c, int dtype, int hd, int group, const floa
     }
     for (int t = 0; t < n; t++) {
         float v[MAX_HEAD_DIM];
-        for (int64_t b = 0; b < hd * element; b += 64) __builtin_prefetch((const char *)c->value + ahead[t] * element + b);
+        for (int64_t b = 0; b < row_bytes; b += 64) __builtin_prefetch((const char *)c->value + ahead[t] * element + b);
         load_row(c->value, at[t], dtype, hd, v);
+        float by = row_scale(c->value, at[t], dtype, hd);
         for (int g = 0; g < group; g++) {
-            float p = score[g][t];
+            float p = dtype == INT8 ? score[g][t] * by : score[g][t];
             for (int d = 0; d < hd; d++) acc[g][d] += p * v[d];
         }
     }
@@ -81,6 +83,7 @@ INLINE void attend_span(const Cache *c, int dtype, int hd, int group, const floa
         for (int d = 1; d < hd + 2; d++) state[d] = 0.0f;
     }
     int64_t at[2][TILE];
+    int width = row_width(dtype, hd);
     int n = stop - start < TILE ? stop - start : TILE, odd = 0;
     find_slots(c, start, n, at[0]);
     for (int tile = start; tile < stop; tile += TILE, odd ^= 1) {
@@ -90,24 +93,23 @@ INLINE void attend_span(const Cache *c, int dtype, int hd, int group, const floa
         for (int t = ahead; t < TILE; t++) next[t] = here[0];
         for (int h = 0; h < c->num_kv_heads; h++) {
             attend_tile(c, dtype, hd, group, query + h * group * hd, here, n, next, part + (int64_t)h * group * (hd + 2));
-            for (int t = 0; t < n; t++) here[t] += hd;
-            for (int t = 0; t < TILE; t++) next[t] += hd;
+            for (int t = 0; t < n; t++) here[t] += width;
+            for (int t = 0; t < TILE; t++) next[t] += width;
         }
-        for (int t = 0; t < TILE; t++) next[t] -= (int64_t)c->num_kv_heads * hd;
+        for (int t = 0; t < TILE; t++) next[t] -= (int64_t)c->num_kv_heads * width;
         n = ahead;
     }
 }
 
-/* Sizes known to the compiler are several times faster; the usual ones get code of their own. */
+/* Sizes known to the compiler are several times faster; the usual ones get code of their own, as far as compiling stays
+ * a matter of seconds. */
 #define ATTEND(DTYPE, HD, GROUP) \
     if (dtype == DTYPE && hd == HD && group == GROUP) { attend_span(c, DTYPE, HD, GROUP, query, start, stop, part); return; }
-#define ATTEND_GROUPS(DTYPE, HD) \
-    ATTEND(DTYPE, HD, 1) ATTEND(DTYPE, HD, 2) ATTEND(DTYPE, HD, 3) ATTEND(DTYPE, HD, 4) ATTEND(DTYPE, HD, 7) ATTEND(DTYPE, HD, 8)
 static void attend(const Cache *c, int dtype, int hd, int group, const float *query, int start, int stop, float *part) {
-    ATTEND_GROUPS(BF16, 64)
-    ATTEND_GROUPS(BF16, 128)
+    ATTEND(BF16, 64, 1) ATTEND(BF16, 64, 2) ATTEND(BF16, 64, 3) ATTEND(BF16, 64, 4) ATTEND(BF16, 64, 7) ATTEND(BF16, 64, 8)
+    ATTEND(BF16, 128, 1) ATTEND(BF16, 128, 2) ATTEND(BF16, 128, 3) ATTEND(BF16, 128, 4) ATTEND(BF16, 128, 7) ATTEND(BF16, 128, 8)
+    ATTEND(INT8, 64, 3) ATTEND(INT8, 64, 4) ATTEND(INT8, 64, 7) ATTEND(INT8, 128, 2) ATTEND(INT8, 128, 4)
     ATTEND(FP32, 64, 3)
-    ATTEND(FP16, 64, 3)
     attend_span(c, dtype, hd, group, query, start, stop, part);
 }
 

@@ -5,6 +5,7 @@ A missing compiler is not an error: the engine then runs on torch alone and says
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = ("common.h", "attention.h", "matrix.h", "prefill.h", "rows.h", "kernels.c")
@@ -33,7 +36,9 @@ def library_path() -> Path:
     compiler = _compiler()
     target = _cache_folder() / f"kernels-{_key(compiler)}.so"
     if not target.exists():
-        _build(compiler, target)
+        with _alone(target.parent):  # the instances of a first start all come here: one compiles, the others wait
+            if not target.exists():
+                _build(compiler, target)
     return target
 
 
@@ -70,9 +75,16 @@ def _processor() -> str:
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _build(compiler: str, target: Path) -> None:
-    """Compile beside the target, then rename: two processes may build at once, neither sees half a file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Compile beside the target, then rename: nobody ever sees half a file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / "kernels.so"
         errors = ""

@@ -13,7 +13,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t bf16;
-enum { FP32 = 0, BF16 = 1, FP16 = 2 };
+enum { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3 };
 
 INLINE float from_bf16(bf16 x) {
     union { uint32_t u; float f; } v = {(uint32_t)x << 16};
@@ -50,6 +50,21 @@ INLINE float fast_exp(float x) {
     return p * s.f;
 }
 
+/* An int8 row is n values and, right behind them, the fp32 scale they share. Only the cache has such rows. */
+#define SCALE_BYTES ((int)sizeof(float))
+
+INLINE int64_t element_bytes(int dtype) { return dtype == FP32 ? 4 : dtype == INT8 ? 1 : 2; }
+
+/* Elements from one head's row of a cache slot to the next. */
+INLINE int row_width(int dtype, int n) { return dtype == INT8 ? n + SCALE_BYTES : n; }
+
+INLINE float row_scale(const void *base, int64_t at, int dtype, int n) {
+    float scale = 1.0f;
+    if (dtype == INT8) memcpy(&scale, (const int8_t *)base + at + n, SCALE_BYTES);
+    return scale;
+}
+
+/* Of an int8 row: the values without their scale, which is cheaper to apply to a sum over them. */
 INLINE void load_row(const void *base, int64_t at, int dtype, int n, float *out) {
     if (dtype == BF16) {
         const bf16 *p = (const bf16 *)base + at;
@@ -57,9 +72,26 @@ INLINE void load_row(const void *base, int64_t at, int dtype, int n, float *out)
     } else if (dtype == FP16) {
         const _Float16 *p = (const _Float16 *)base + at;
         for (int i = 0; i < n; i++) out[i] = (float)p[i];
+    } else if (dtype == INT8) {
+        const int8_t *p = (const int8_t *)base + at;
+        for (int i = 0; i < n; i++) out[i] = (float)p[i];
     } else {
         memcpy(out, (const float *)base + at, (size_t)n * sizeof(float));
     }
+}
+
+/* The largest magnitude becomes 127. Magnitudes are compared as integers, so that a NaN is the largest of all and
+ * stays one, in the scale. */
+INLINE void store_int8_row(int8_t *to, int n, const float *from) {
+    union { uint32_t u; float f; } most = {0};
+    for (int i = 0; i < n; i++) {
+        union { float f; uint32_t u; } x = {from[i]};
+        uint32_t magnitude = x.u & 0x7fffffff;
+        most.u = magnitude > most.u ? magnitude : most.u;
+    }
+    float scale = most.f / 127.0f, by = most.f > 1e-30f && most.f < INFINITY ? 127.0f / most.f : 0.0f;
+    for (int i = 0; i < n; i++) to[i] = (int8_t)(int)rintf(by > 0.0f ? from[i] * by : 0.0f);
+    memcpy(to + n, &scale, SCALE_BYTES);
 }
 
 INLINE void store_row(void *base, int64_t at, int dtype, int n, const float *from) {
@@ -69,6 +101,8 @@ INLINE void store_row(void *base, int64_t at, int dtype, int n, const float *fro
     } else if (dtype == FP16) {
         _Float16 *p = (_Float16 *)base + at;
         for (int i = 0; i < n; i++) p[i] = (_Float16)from[i];
+    } else if (dtype == INT8) {
+        store_int8_row((int8_t *)base + at, n, from);
     } else {
         memcpy((float *)base + at, from, (size_t)n * sizeof(float));
     }

@@ -13,13 +13,14 @@ typedef struct {
     const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two NULL where the family has none */
     Matrix qkv, output, gate_up, down;
     int32_t window, unused; /* keys a row sees, itself included; 0 = all */
+    const float *key_sizes; /* [kv heads][head_dim]: queries are multiplied by it, keys divided; NULL = as they are */
 } Layer;
 
 typedef struct {
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab, block_size, kv_dtype, unused;
     float eps, scale;
     int64_t layer_stride, value_offset, slot_stride; /* of the KV cache, in elements */
-    void *cache;                                     /* [layers][2][blocks][block_size][kv heads][head_dim] */
+    void *cache;                                     /* [layers][2][blocks][block_size][kv heads][row] */
     const float *final_norm;
     Matrix head;
     const Layer *layers;
@@ -69,10 +70,14 @@ static void place_head(const Step *s, const Layer *layer, int r, int h, void *ke
         if (norm) rms_norm(v, norm, hd, m->eps, v);
         rotate(v, s->cos + (int64_t)r * hd, s->sin + (int64_t)r * hd, hd);
     }
+    if (layer->key_sizes && h < heads + kv_heads) {
+        const float *sizes = layer->key_sizes + (int64_t)(h < heads ? h / (heads / kv_heads) : h - heads) * hd;
+        for (int d = 0; d < hd; d++) v[d] = h < heads ? v[d] * sizes[d] : v[d] / sizes[d];
+    }
     if (h < heads) {
         for (int d = 0; d < hd; d++) v[d] *= m->scale;
     } else {
-        int64_t at = s->slots[r] * m->slot_stride + (int64_t)((h - heads) % kv_heads) * hd;
+        int64_t at = s->slots[r] * m->slot_stride + (int64_t)((h - heads) % kv_heads) * row_width(m->kv_dtype, hd);
         store_row(h < heads + kv_heads ? keys : values, at, m->kv_dtype, hd, v);
     }
 }
@@ -119,7 +124,7 @@ static void plain_input(const Step *s, const float *from, int width, Input *x) {
 static void run_layer(const Step *s, int index, Input *x, float *normed) {
     const Model *m = s->m;
     const Layer *layer = m->layers + index;
-    int64_t element = m->kv_dtype == FP32 ? 4 : 2;
+    int64_t element = element_bytes(m->kv_dtype);
     char *keys = (char *)m->cache + index * m->layer_stride * element, *values = keys + m->value_offset * element;
     int all_heads = m->num_heads + 2 * m->num_kv_heads, width = all_heads * m->head_dim;
     float y[MAX_ROWS][LANES], z[MAX_ROWS][LANES];
@@ -252,6 +257,19 @@ int paged_attention(const void *query, int query_dtype, void *out, const void *k
     return 0;
 }
 
+/* Write each row's heads into its slot. rows: [num_rows][num_kv_heads][head_dim] of a float type, row_stride elements
+ * apart; cache: one layer's keys or values, slot 0. */
+void store_slots(const void *rows, int dtype, int64_t row_stride, int num_rows, int num_kv_heads, int head_dim,
+                 const int64_t *slots, void *cache, int kv_dtype, int64_t slot_stride, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int r = 0; r < num_rows; r++)
+        for (int h = 0; h < num_kv_heads; h++) {
+            float x[head_dim];
+            load_row(rows, r * row_stride + (int64_t)h * head_dim, dtype, head_dim, x);
+            store_row(cache, slots[r] * slot_stride + (int64_t)h * row_width(kv_dtype, head_dim), kv_dtype, head_dim, x);
+        }
+}
+
 static int gathered_keys(int first_key, int stop) { return (stop - first_key + KEYS - 1) / KEYS * KEYS; }
 
 static int lowest_key(int start, int window) { return window > 0 && start + 1 > window ? start + 1 - window : 0; }
@@ -268,14 +286,14 @@ int64_t paged_prefill_scratch(int start, int num_tokens, int num_kv_heads, int h
 }
 
 /* Attention of one request's tokens at positions [start, start + num_tokens), all in the cache already.
- * query, out: [num_tokens][num_heads][head_dim] bf16; key, value: one layer of a bf16 cache, slot 0; a token sees the
+ * query, out: [num_tokens][num_heads][head_dim] bf16; key, value: one layer of a bf16 or int8 cache, slot 0; a token sees the
  * `window` positions up to its own (0 = all). scratch: 64-byte aligned.
  * Returns 0, or -1 if this machine or a size is not what the kernel was built for. */
-int paged_prefill(const void *query, void *out, const void *key, const void *value, int64_t slot_stride,
-                  const int32_t *block_table, int start, int num_tokens, int num_heads, int num_kv_heads, int head_dim,
+int paged_prefill(const void *query, void *out, const void *key, const void *value, int kv_dtype,
+                  int64_t slot_stride, const int32_t *block_table, int start, int num_tokens, int num_heads, int num_kv_heads, int head_dim,
                   int block_size, float scale, int window, void *scratch, int num_threads) {
 #if HAVE_AVX512_BF16
-    if (head_dim % 32 || head_dim > MAX_HEAD_DIM) return -1;
+    if (head_dim % 32 || head_dim > MAX_HEAD_DIM || (kv_dtype != BF16 && kv_dtype != INT8)) return -1;
     int first = lowest_key(start, window), padded = gathered_keys(first, start + num_tokens);
     bf16 *keys = scratch, *values = keys + (int64_t)padded * num_kv_heads * head_dim;
     Cache c = {key, value, slot_stride, block_table, block_size, num_kv_heads, 0.0f};
@@ -286,7 +304,7 @@ int paged_prefill(const void *query, void *out, const void *key, const void *val
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp for schedule(static)
-        for (int block = 0; block < padded / KEYS; block++) gather_block(&p, &c, block, keys, values);
+        for (int block = 0; block < padded / KEYS; block++) gather_block(&p, &c, kv_dtype, block, keys, values);
         /* the last rows see the most keys: start with them, so that no thread is left with a long task */
 #pragma omp for schedule(dynamic, 1)
         for (int i = tasks * num_kv_heads - 1; i >= 0; i--) {
@@ -296,7 +314,7 @@ int paged_prefill(const void *query, void *out, const void *key, const void *val
     }
     return 0;
 #else
-    (void)query, (void)out, (void)key, (void)value, (void)slot_stride, (void)block_table, (void)start, (void)num_tokens;
+    (void)query, (void)out, (void)key, (void)value, (void)kv_dtype, (void)slot_stride, (void)block_table, (void)start, (void)num_tokens;
     (void)num_heads, (void)num_kv_heads, (void)head_dim, (void)block_size, (void)scale, (void)window, (void)scratch;
     (void)num_threads;
     return -1;

@@ -8,6 +8,7 @@ from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, 
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from backends.native.build import BuildFailed, library_path
 MAX_ROWS = 8
 MAX_HEAD_DIM = 256
 MAX_GROUP = 128
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of what is written into a cache
+SCALE_BYTES = 4  # behind the values of an int8 row of the cache
 
 
 class WeightKind(IntEnum):
@@ -35,7 +38,7 @@ class CMatrix(Structure):
 class CLayer(Structure):
     _fields_ = [("input_norm", c_void_p), ("post_norm", c_void_p), ("query_norm", c_void_p), ("key_norm", c_void_p),
                 ("qkv", CMatrix), ("output", CMatrix), ("gate_up", CMatrix), ("down", CMatrix),
-                ("window", c_int32), ("unused", c_int32)]  # fmt: skip
+                ("window", c_int32), ("unused", c_int32), ("key_sizes", c_void_p)]  # fmt: skip
 
 
 class CModel(Structure):
@@ -67,7 +70,10 @@ def load() -> ctypes.CDLL | BuildFailed:
     library.rotate_rows.argtypes = [c_void_p, c_void_p, c_float, c_void_p, c_void_p, *[c_int] * 5]
     library.paged_prefill_scratch.restype = c_int64
     library.paged_prefill.argtypes = [
-        c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, *[c_int] * 6, c_float, c_int, c_void_p, c_int,
+        c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_void_p, *[c_int] * 6, c_float, c_int, c_void_p, c_int,
+    ]  # fmt: skip
+    library.store_slots.argtypes = [
+        c_void_p, c_int, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int, c_int64, c_int,
     ]  # fmt: skip
     library.matrix_product.argtypes = [POINTER(CMatrix), c_int, c_void_p, c_void_p, c_int]
     library.paged_attention.argtypes = [
@@ -79,6 +85,11 @@ def load() -> ctypes.CDLL | BuildFailed:
 
 def available() -> bool:
     return isinstance(load(), ctypes.CDLL)
+
+
+def loaded_from() -> Path | None:
+    library = load()
+    return None if isinstance(library, BuildFailed) else Path(library._name)
 
 
 def unavailable_reason() -> str | None:
@@ -183,6 +194,13 @@ class DenseStep:
         self._keep = keep
         self._library = _library()
 
+    def first_layer(self, kv: Tensor) -> DenseStep:
+        """A step of the first layer alone over another cache of the same data type, with the first 16 logits."""
+        model = CModel.from_buffer_copy(self._model)
+        model.num_layers, model.vocab, model.block_size = 1, 16, kv.shape[3]
+        model.cache, model.layer_stride, model.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
+        return DenseStep(model, [kv, self._keep])
+
     def run(self, rows: StepRows, *, num_threads: int) -> Tensor:
         """Logits fp32 [rows, vocab]; at most MAX_ROWS rows. Their keys and values are then in the cache."""
         num_rows = rows.hidden.shape[0]
@@ -211,7 +229,8 @@ def paged_attention(
 ) -> Tensor:
     """Attention of single query rows [rows, heads, head_dim] (fp32 or bf16) over one layer's paged cache.
 
-    cache: keys and values, [blocks, block_size, kv_heads, head_dim]; block_tables int32 [rows, width]; spans: first
+    cache: keys and values, [blocks, block_size, kv_heads, row], a row being head_dim floats, or int8 values and their
+    scale; block_tables int32 [rows, width]; spans: first
     and last, int32 [rows]: row r sees the keys at positions [first[r], last[r]), at least one.
     """
     library = _library()
@@ -236,7 +255,7 @@ def paged_attention(
 def can_prefill(query: Tensor, key_cache: Tensor) -> bool:
     """Whether `paged_prefill` takes these."""
     sizes_fit = query.shape[-1] % 32 == 0 and query.shape[-1] <= MAX_HEAD_DIM
-    types_fit = query.dtype == key_cache.dtype == torch.bfloat16
+    types_fit = query.dtype == torch.bfloat16 and key_cache.dtype in (torch.bfloat16, torch.int8)
     return sizes_fit and types_fit and available() and _library().paged_prefill_scratch(0, 1, 1, 32, 0) > 0
 
 
@@ -252,7 +271,7 @@ def paged_prefill(
 ) -> Tensor:
     """Attention of a prompt chunk bf16 [tokens, heads, head_dim], at positions from `start` on.
 
-    cache: one layer's keys and values, bf16 [blocks, block_size, kv_heads, head_dim], the chunk's own included;
+    cache: one layer's keys and values, [blocks, block_size, kv_heads, row] in bf16 or int8, the chunk's own included;
     block_table int32 [width] of the request; a token sees the `window` positions up to its own, or all.
     """
     library = _library()
@@ -263,13 +282,28 @@ def paged_prefill(
     out = torch.empty_like(query)
     scratch = _aligned(library.paged_prefill_scratch(start, num_tokens, kv_heads, head_dim, window or 0))
     code = library.paged_prefill(
-        query.data_ptr(), out.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), key_cache.stride(1),
-        block_table.data_ptr(), start, num_tokens, heads, kv_heads, head_dim, block_size, scale, window or 0,
+        query.data_ptr(), out.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+        DTYPES[key_cache.dtype], key_cache.stride(1), block_table.data_ptr(), start, num_tokens, heads, kv_heads,
+        head_dim, block_size, scale, window or 0,
         scratch.data_ptr(), num_threads,
     )  # fmt: skip
     if code:
-        raise ValueError("paged_prefill takes bf16, head_dim a multiple of 32, and AVX-512 with bf16.")
+        raise ValueError("paged_prefill takes bf16 (an int8 cache), head_dim a multiple of 32, AVX-512 with bf16.")
     return out
+
+
+def store_slots(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Write float rows [n, kv_heads, head_dim] into slots int64 [n] of one layer's keys or values.
+
+    cache: [num_slots, kv_heads, row], int8 values with their scale, or any float type.
+    """
+    num_rows, kv_heads, head_dim = rows.shape
+    if rows.stride()[1:] != (head_dim, 1):
+        rows = rows.contiguous()
+    _library().store_slots(
+        rows.data_ptr(), DTYPES[rows.dtype], rows.stride(0), num_rows, kv_heads, head_dim, slots.data_ptr(),
+        cache.data_ptr(), DTYPES[cache.dtype], cache.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-/* Attention of a prompt chunk over its request's paged cache, for bf16 queries and a bf16 cache.
+/* Attention of a prompt chunk over its request's paged cache, for bf16 queries and a bf16 or int8 cache.
  *
  * The keys and values of the request are first copied out of their blocks into the order in which the bf16 dot products
  * take them, once for all queries. Then eight query rows (tokens x heads of one KV head) at a time pass over blocks of
@@ -45,14 +45,21 @@ INLINE void transpose_16x16(const __m512i *rows, bf16 *to) {
     }
 }
 
-/* 32 elements of a key slot, zero beyond the last key: what nobody has written may be NaN. */
-INLINE __m512i row_part(const void *base, int64_t at, int present) {
-    return present ? _mm512_loadu_si512((const bf16 *)base + at) : _mm512_setzero_si512();
+/* 32 elements in bf16, from element d of the row at `at`; zero if there is no such key: what nobody has written may be
+ * NaN. */
+INLINE __m512i row_part(const void *base, int64_t at, int dtype, int hd, int d, int present) {
+    if (!present) return _mm512_setzero_si512();
+    if (dtype == BF16) return _mm512_loadu_si512((const bf16 *)base + at + d);
+    const int8_t *from = (const int8_t *)base + at + d;
+    __m512 by = _mm512_set1_ps(row_scale(base, at, dtype, hd));
+    __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    __m512 b = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from + 16))));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(b, by), _mm512_mul_ps(a, by));
 }
 
 /* Copy KEYS keys and values of all KV heads, from the block's position on. */
-static void gather_block(const Prefill *p, const Cache *c, int block, bf16 *keys, bf16 *values) {
-    int hd = p->head_dim, from = block * KEYS, n = p->num_keys - from < KEYS ? p->num_keys - from : KEYS;
+INLINE void gather_rows(const Prefill *p, const Cache *c, int dtype, int block, bf16 *keys, bf16 *values) {
+    int hd = p->head_dim, width = row_width(dtype, hd), from = block * KEYS, n = p->num_keys - from < KEYS ? p->num_keys - from : KEYS;
     const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                            37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
@@ -63,17 +70,22 @@ static void gather_block(const Prefill *p, const Cache *c, int block, bf16 *keys
         for (int d = 0; d < hd; d += 32) {
             for (int tile = 0; tile < KEYS; tile += 16) {
                 __m512i rows[16];
-                for (int k = 0; k < 16; k++) rows[k] = row_part(c->key, at[tile + k] + head * hd + d, tile + k < n);
+                for (int k = 0; k < 16; k++) rows[k] = row_part(c->key, at[tile + k] + head * width, dtype, hd, d, tile + k < n);
                 transpose_16x16(rows, to_keys + (int64_t)tile * hd + d * 16);
             }
             for (int k = 0; k < KEYS; k += 2) {
-                __m512i a = row_part(c->value, at[k] + head * hd + d, k < n);
-                __m512i b = row_part(c->value, at[k + 1] + head * hd + d, k + 1 < n);
+                __m512i a = row_part(c->value, at[k] + head * width, dtype, hd, d, k < n);
+                __m512i b = row_part(c->value, at[k + 1] + head * width, dtype, hd, d, k + 1 < n);
                 _mm512_storeu_si512(to_values + (int64_t)k * hd + 2 * d, _mm512_permutex2var_epi16(a, first, b));
                 _mm512_storeu_si512(to_values + (int64_t)k * hd + 2 * d + 32, _mm512_permutex2var_epi16(a, second, b));
             }
         }
     }
+}
+
+static void gather_block(const Prefill *p, const Cache *c, int dtype, int block, bf16 *keys, bf16 *values) {
+    if (dtype == INT8) gather_rows(p, c, INT8, block, keys, values);
+    else gather_rows(p, c, BF16, block, keys, values);
 }
 
 #define PAIR_OF(pointer, i) ((__m512bh)_mm512_set1_epi32(((const int32_t *)(pointer))[i]))

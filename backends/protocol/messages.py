@@ -6,11 +6,12 @@ decoder accepts. Times are seconds; instants are `time.monotonic()` of one host,
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, Literal
 
 from msgspec import Struct, field
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Role = Literal["merged", "prefill", "decode"]
 TransferMode = Literal["layer", "request"]
@@ -24,11 +25,34 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 # ---------------------------------------------------------------------------------------------- values inside messages
 
 
+class Tool(Struct, frozen=True, array_like=True):
+    """A function that may be called; `parameters` is the JSON text of its schema."""
+
+    name: str
+    parameters: str
+
+
+class GrammarSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer's text must be: a JSON object, JSON of a schema (its JSON text), or calls of tools.
+
+    A call is written `{"name":...,"arguments":{...}}`; with `max_calls` above 1 the text is an array of 1 to that many.
+    """
+
+    kind: Literal["json_object", "json_schema", "tool_calls"]
+    schema: str = ""
+    tools: tuple[Tool, ...] = ()
+    max_calls: int = 1
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the next token is chosen and when to stop. Ranges are checked by `backends.core.sampling_check`.
+    """How the next token is chosen, when to stop, and what is told. Checked by `backends.core.sampling_check`.
 
     The neutral values are the defaults; `temperature` 0 is greedy. `seed` makes an answer the same in any batch;
-    None draws a fresh seed. `max_tokens` None means: up to the context's end.
+    None draws a fresh seed. `max_tokens` None means: up to the context's end; 0 only with `echo`.
+
+    `logprobs` and `prompt_logprobs` ask for the logprob of each token and of that many likeliest ones at its place:
+    the log-softmax of the model's raw logits, before penalties, temperature, filters and grammar. A request that asks
+    for `prompt_logprobs` computes its whole prompt: it reads no prefix cache.
     """
 
     temperature: float = 1.0
@@ -45,6 +69,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1  # independent answers to one prompt, their seeds derived from `seed`
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False  # the prompt's text comes first
+    grammar: GrammarSpec | None = None  # ends the answer itself: stop strings and token ids have no effect
 
 
 class CacheParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +93,7 @@ class ChatPrompt(Message, frozen=True, kw_only=True, tag="chat"):
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     continue_final_message: bool = False
+    forced_calls: int = 0  # most calls that the answer must consist of; see `backends.text.tool_prompt`
 
 
 class TextPrompt(Message, frozen=True, kw_only=True, tag="text"):
@@ -75,6 +105,28 @@ class TokenPrompt(Message, frozen=True, kw_only=True, tag="tokens"):
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class TokenScore(Struct, frozen=True, array_like=True):
+    """A token's logprob and the likeliest tokens at its place, as ids."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A `TokenScore` for clients. `text` has U+FFFD where the token is a part of a character.
+
+    `bytes` is None for special tokens, which are no text; `logprob` is None for a prompt's first token; `offset` is
+    where in the choice's text the token, or the character it is a part of, begins.
+    """
+
+    text: str
+    bytes: builtins.bytes | None
+    logprob: float | None
+    offset: int = 0
+    top: list[TokenLogprob] = []
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -119,6 +171,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     transferred_bytes: int = 0
+    stale_seconds: float = 0.0  # the gateway's remark: age of these figures, of an instance in a long step
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
@@ -139,6 +192,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     device: str
     num_threads: int
     template_takes_tools: bool = False
+    default_sampling: dict[str, float] = {}  # what the model's authors advise for requests that say nothing
     notices: tuple[str, ...] = ()  # what was adjusted or assumed at start, for the log and /ready
 
 
@@ -211,11 +265,19 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
 
 
 class TokenChunk(Message, frozen=True, kw_only=True, tag="chunk"):
-    """New output. `text` never ends inside a character and may be empty while text is held back."""
+    """New output of choice `index`. `text` never ends inside a character and may be empty while text is held back.
+
+    `logprobs`, where asked for, are of `token_ids` without an end mark; in the chunk without `token_ids` that carries
+    an echo, of the prompt's tokens. `finish_reason` ends one of several choices; `Done` ends the last one.
+    """
 
     request_id: str
     text: str
     token_ids: list[int]
+    index: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -225,6 +287,7 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     timings: Timings
     text: str = ""  # text that was held back until now
     stop_reason: str | int | None = None  # the stop string or token id that ended the answer
+    index: int = 0  # the choice that ended last; usage and timings are of all of them
 
 
 FailureCode = Literal[
@@ -290,6 +353,7 @@ class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
     transfer_mode: TransferMode
     seed: int
     eos_token_ids: list[int] = []  # the end marks that `min_tokens` keeps from being sampled
+    allowed_first_tokens: bytes | None = None  # a grammar's: bit `i % 8` of byte `i // 8` is token i's; None = all
 
 
 class CancelPrefill(Message, frozen=True, kw_only=True, tag="cancel_prefill"):
@@ -323,6 +387,8 @@ class Prefilled(Message, frozen=True, kw_only=True, tag="prefilled"):
     num_preemptions: int
     peak_kv_blocks: int
     peak_memory_bytes: int
+    score: TokenScore | None = None  # of `token_id`, where `logprobs` was asked for
+    prompt_scores: list[TokenScore] = []  # of the prompt's tokens from the second on, where asked for
 
 
 class PrefillFailed(Message, frozen=True, kw_only=True, tag="prefill_failed"):

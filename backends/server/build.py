@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backends.config import EngineConfig
+from backends.core.errors import PoolTooSmall
 from backends.engines.base import Emit, Engine, SplitDecodeEngine, SplitPrefillEngine
 from backends.engines.scripted import ScriptedCodec, ScriptedEngine, is_scripted, start_script
 from backends.engines.scripted_split import ScriptedDecodeEngine, ScriptedPrefillEngine
@@ -16,17 +17,20 @@ from backends.server.preparation import PromptCodec
 class MergedInstance:
     engine: Engine
     codec: PromptCodec
+    notices: tuple[str, ...] = ()  # of the machine; the engine's own are in its info
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeInstance:
     engine: SplitDecodeEngine
     codec: PromptCodec
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillInstance:
     engine: SplitPrefillEngine
+    notices: tuple[str, ...] = ()
 
 
 Instance = MergedInstance | DecodeInstance | PrefillInstance
@@ -63,5 +67,5 @@ def _build_real(config: EngineConfig, emit: Emit, wake: Callable[[], None]) -> I
 
     try:
         return build_real_instance(config, emit=emit, wake=wake)
-    except (ModelUnavailable, ModelLoadError, TokenizerUnusable) as error:
+    except (ModelUnavailable, ModelLoadError, TokenizerUnusable, PoolTooSmall) as error:
         raise StartError(str(error)) from error

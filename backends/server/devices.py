@@ -21,6 +21,16 @@ def resolve_device(config: EngineConfig, cuda_is_available: Callable[[], bool]) 
     return msgspec.structs.replace(config, device=device, kv_cache_gib=_limited_gib(config, device))
 
 
+def device_notices(config: EngineConfig, cuda_is_available: Callable[[], bool]) -> tuple[str, ...]:
+    """What `auto` decided that nobody would expect. Said once for the pair, by its decode side."""
+    if config.role != "decode" or not config.device.startswith("auto") or not cuda_is_available():
+        return ()
+    return (
+        "Split runs on the CPU though this machine has a CUDA device: with device 'auto' only merged uses it, since "
+        "the two sides move KV through the host's memory. Compare the modes on one device with engine.device = 'cpu'.",
+    )
+
+
 def _limited_gib(config: EngineConfig, device: str) -> float | None:
     """On a CUDA device without a size of its own, the pool becomes as large as the limit allows."""
     size, limit = config.kv_cache_gib, config.kv_cache_limit_gib

@@ -129,7 +129,13 @@ class PrefillPeer:
     def _pair(self, connection: _Connection[ToPrefill], pair: Pair, kv_memory_fd: int) -> None:
         """In the engine thread. The engine maps the memory; the descriptor is closed here, whatever it says."""
         try:
-            reason = self._engine.pair(pair.info, kv_memory_fd, pair.kv_memory_bytes, connection.outlet.send)
+            reason = self._engine.pair(
+                pair.info,
+                kv_memory_fd,
+                pair.kv_memory_bytes,
+                connection.outlet.send,
+                protocol_version=pair.protocol_version,
+            )
         finally:
             os.close(kv_memory_fd)
         if reason is not None:

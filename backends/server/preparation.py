@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.core.request import Request
-from backends.core.sampling_check import check_sampling
+import msgspec
+
+from backends.core.request import Echo, Request, TokenGrammar
+from backends.core.sampling_check import check_sampling, scoring_chunk
 from backends.engines.base import RequestRefused
-from backends.protocol.messages import EngineInfo, Generate, Prompt
+from backends.protocol.messages import EngineInfo, Generate, GrammarSpec, Prompt, SamplingParams
 
 
 class PromptCodec(Protocol):
@@ -22,6 +25,12 @@ class PromptCodec(Protocol):
 
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound of the number of tokens, found without encoding."""
+
+    def grammar(self, spec: GrammarSpec) -> TokenGrammar:
+        """Raises `RequestRefused`."""
+
+    def echo(self, prompt: Prompt, token_ids: Sequence[int], *, with_offsets: bool) -> tuple[str, list[int]]:
+        """The prompt as text, and where its tokens begin in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +49,31 @@ class Preparer:
         self._check_length(len(token_ids))
         self._check_vocabulary(token_ids)
         max_tokens, notices = self._clamp_max_tokens(generate.sampling.max_tokens, len(token_ids))
-        seed = generate.sampling.seed
+        sampling = generate.sampling
+        cache = generate.cache
+        if sampling.prompt_logprobs is not None:
+            cache = msgspec.structs.replace(cache, chunk_size=scoring_chunk(cache.chunk_size))
+        seed = sampling.seed
         deadline = generate.deadline_seconds
         return Request(
             request_id=generate.request_id,
             prompt_token_ids=token_ids,
             max_tokens=max_tokens,
             eos_token_ids=self.codec.eos_token_ids,
-            sampling=generate.sampling,
-            cache=generate.cache,
+            sampling=sampling,
+            cache=cache,
             seed=secrets.randbits(63) if seed is None else seed,
             arrived_at=arrived_at,
             deadline_at=None if deadline is None else arrived_at + deadline,
             notices=notices,
+            grammar=None if sampling.grammar is None else self.codec.grammar(sampling.grammar),
+            echo=self._echo(generate.prompt, token_ids, sampling),
         )
+
+    def _echo(self, prompt: Prompt, token_ids: list[int], sampling: SamplingParams) -> Echo | None:
+        if not sampling.echo:
+            return None
+        return Echo(*self.codec.echo(prompt, token_ids, with_offsets=sampling.prompt_logprobs is not None))
 
     def _check_kv_dtype(self, asked: str) -> None:
         own = self.info.kv_cache_dtype

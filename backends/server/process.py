@@ -12,7 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
+
 from backends.config import EngineConfig
+from backends.engines.choices import Choices
 from backends.protocol.link import FrameLink, open_link
 from backends.protocol.messages import EngineInfo, Ready, StartFailed, ToEngine
 from backends.server.build import DecodeInstance, Instance, PrefillInstance, StartError, build_instance
@@ -84,7 +87,10 @@ class InstanceProcess:
     # ---------------------------------------------------------------------------------------- in the engine thread
 
     def _build(self) -> Steppable:
-        instance = build_instance(self._config, emit=self._outlet.send, wake=self._thread.wake)
+        self._choices = Choices(self._outlet.send, self._thread.post)
+        instance = build_instance(self._config, emit=self._choices.emit, wake=self._thread.wake)
+        if not isinstance(instance, PrefillInstance):
+            self._choices.attach(instance.engine)
         self._loop.call_soon_threadsafe(self._ready, instance)
         return instance.engine
 
@@ -95,7 +101,7 @@ class InstanceProcess:
         self._session = GatewaySession(
             role=self._config.role,
             engine=instance.engine,
-            taker=None if isinstance(instance, PrefillInstance) else instance.engine,
+            taker=None if isinstance(instance, PrefillInstance) else self._choices,
             preparer=None if isinstance(instance, PrefillInstance) else Preparer(instance.codec, instance.engine.info),
             thread=self._thread,
             send=self._link.send,
@@ -106,8 +112,10 @@ class InstanceProcess:
             self._peer = DecodePeer(instance.engine, self._thread, self._link.send)
         elif isinstance(instance, PrefillInstance):
             self._peer = PrefillPeer(instance.engine, self._thread)
-        _log_info(instance.engine.info)
-        self._link.send(Ready(info=instance.engine.info))
+        info = instance.engine.info
+        info = msgspec.structs.replace(info, notices=info.notices + instance.notices)
+        _log_info(info)
+        self._link.send(Ready(info=info))
 
     def _received(self, message: ToEngine) -> None:
         if self._session is None:
@@ -144,8 +152,9 @@ class InstanceProcess:
 
     def _start_failed(self, error: BaseException) -> None:
         assert self._link is not None
-        logger.error("could not start", exc_info=error)
-        message = str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
+        is_expected = isinstance(error, StartError)  # its message says it all; a traceback would hide it
+        message = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        logger.error("could not start: %s", message, exc_info=None if is_expected else error)
         self._link.send(StartFailed(message=message))
         self._end(EXIT_START_FAILED)
 

@@ -12,11 +12,17 @@ from backends.text.token_text import TextStream
 
 
 class Detokenizer:
-    """Special tokens have no text. One thread uses it."""
+    """Special tokens have no text. One thread uses it.
 
-    def __init__(self, stream: TextStream, stop: Sequence[str] = ()) -> None:
+    Of the text of the first `min_tokens` tokens no stop string is completed, special tokens counted.
+    """
+
+    def __init__(self, stream: TextStream, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
         self._stream = stream
         self._filter = StopFilter(stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self.num_characters = 0  # decoded so far, given out or not
 
     @property
     def matched_stop(self) -> str | None:
@@ -27,11 +33,16 @@ class Detokenizer:
         """New text that is certain by now."""
         if self.matched_stop is not None:
             return ""
-        return self._filter.push(self._stream.push(token_id))
+        self._num_tokens += 1
+        return self._take(self._stream.push(token_id))
 
     def finish(self) -> str:
         """The rest: held back characters, unless they turn out to complete a stop string."""
         if self.matched_stop is not None:
             return ""
-        text = self._filter.push(self._stream.finish())
+        text = self._take(self._stream.finish())
         return text + self._filter.finish()
+
+    def _take(self, text: str) -> str:
+        self.num_characters += len(text)
+        return self._filter.push(text, may_match=self._num_tokens > self._min_tokens)

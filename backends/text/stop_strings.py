@@ -27,6 +27,11 @@ class _Pattern:
         self.matched = matched + (self.stop[matched] == character)
         return self.matched == len(self.stop)
 
+    def pass_over(self) -> None:
+        """Take a complete match for text: only a later one counts, which may overlap with it."""
+        if self.matched == len(self.stop):
+            self.matched = self._failure[-1]
+
 
 def _failure_table(stop: str) -> list[int]:
     """At i: the longest proper prefix of stop[: i + 1] that is also its suffix."""
@@ -49,14 +54,21 @@ class StopFilter:
         self._held = ""
         self.matched_stop: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that is certain by now. After a match: nothing, ever."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """The text that is certain by now. After a match: nothing, ever.
+
+        Without `may_match` no stop string ends in `text`, but one may begin there.
+        """
         if self.matched_stop is not None:
             return ""
         if not self._patterns:
             return text
         for position, character in enumerate(text):
             if (stop := self._advance(character)) is not None:
+                if not may_match:
+                    for pattern in self._patterns:
+                        pattern.pass_over()
+                    continue
                 self.matched_stop = stop
                 seen = self._held + text[: position + 1]
                 self._held = ""

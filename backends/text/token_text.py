@@ -36,6 +36,8 @@ class TokenText:
         self._tokenizer = tokenizer
         self._is_byte_level = _is_byte_level(tokenizer)
         self._bytes: dict[int, bytes] = {}
+        self._spellings: dict[int, tuple[str, bytes | None]] = {}
+        self._anchor: int | None = None
         self.special_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -63,6 +65,37 @@ class TokenText:
         if token_id in self.special_ids or token_id < 0:
             return None
         return self._tokenizer.id_to_token(token_id)
+
+    def spelling(self, token_id: int) -> tuple[str, bytes | None]:
+        """A single token as text, U+FFFD for a part of a character, and as bytes; None for those of no text."""
+        known = self._spellings.get(token_id)
+        if known is None:
+            known = self._spellings[token_id] = self._spell(token_id)
+        return known
+
+    def _spell(self, token_id: int) -> tuple[str, bytes | None]:
+        token = self.token(token_id)
+        if token is None:
+            return (self._tokenizer.id_to_token(token_id) if token_id >= 0 else None) or "", None
+        data = self.bytes_of(token_id) if self._is_byte_level else self._piece_bytes(token_id, token)
+        return data.decode(errors="replace"), data
+
+    def _piece_bytes(self, token_id: int, token: str) -> bytes:
+        """Behind other text: there, a piece has its space."""
+        byte = byte_of_piece(token)
+        if byte is not None:
+            return bytes([byte])
+        stream = PieceStream(self)
+        stream.push(self._common_piece())
+        return (stream.push(token_id) + stream.finish()).encode(errors="replace")
+
+    def _common_piece(self) -> int:
+        """Some piece that is text of its own."""
+        if self._anchor is None:
+            ids = range(self._tokenizer.get_vocab_size(with_added_tokens=True))
+            pieces = (i for i in ids if (token := self.token(i)) is not None and byte_of_piece(token) is None)
+            self._anchor = next((i for i in pieces if self.decode([i]).strip().isalpha()), 0)
+        return self._anchor
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)

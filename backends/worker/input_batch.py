@@ -23,6 +23,7 @@ class InputBatch:
     step: PagedStep
     sample_rows: Tensor  # int64: the last row of every request that samples
     sampling: tuple[int, ...]  # which of the scheduled requests those are
+    scores_prompts: bool = False  # some request asks for logprobs of its prompt, and computes tokens of it
 
 
 def build_input_batch(scheduled: Sequence[ScheduledRequest], block_size: int, device: str) -> InputBatch:
@@ -30,7 +31,10 @@ def build_input_batch(scheduled: Sequence[ScheduledRequest], block_size: int, de
     positions: list[int] = []
     slots: list[int] = []
     spans: list[QuerySpan] = []
+    scores_prompts = False
     for item in scheduled:
+        if item.request.sampling.prompt_logprobs is not None:
+            scores_prompts |= item.start < item.request.num_prompt_tokens - 1
         stop = item.start + item.num_tokens
         blocks = item.request.blocks[: -(-stop // block_size)]
         block_ids = [block.block_id for block in blocks]
@@ -47,6 +51,7 @@ def build_input_batch(scheduled: Sequence[ScheduledRequest], block_size: int, de
         step=PagedStep(tuple(spans), torch.tensor(slots, dtype=torch.int64, device=device)),
         sample_rows=torch.tensor(last_rows, dtype=torch.int64, device=device),
         sampling=sampling,
+        scores_prompts=scores_prompts,
     )
 
 

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Buffer
 
+from backends.attention.kv_rows import row_width
 from backends.config import EngineConfig
+from backends.core.errors import PoolTooSmall
 from backends.models.dtypes import TORCH_DTYPES
 from backends.models.spec import ModelSpec
 
 DEFAULT_CPU_KV_GIB = 1.0
+KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +25,15 @@ class PagedKVCache:
     Fresh memory is not initialised: on a CPU it costs nothing until it is written.
     """
 
-    tensor: Tensor  # [num_layers, 2 (K, V), num_blocks, block_size, num_kv_heads, head_dim]
+    # [num_layers, 2 (K, V), num_blocks, block_size, num_kv_heads, row]: a row is head_dim elements; in int8 it is
+    # head_dim values and the four bytes of their scale, so that one block stays one run of bytes per layer and K or V
+    tensor: Tensor
 
     @classmethod
     def allocate(
         cls, spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "auto", device: str | None = None
     ) -> PagedKVCache:
-        shape = _shape(spec, num_blocks, block_size)
+        shape = _shape(spec, num_blocks, block_size, dtype)
         return cls(torch.empty(shape, dtype=torch_kv_dtype(spec, dtype), device=device or spec.device))
 
     @classmethod
@@ -36,7 +41,7 @@ class PagedKVCache:
         cls, buffer: Buffer, spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "auto"
     ) -> PagedKVCache:
         """Over memory that somebody else owns, such as a mapping shared by two processes. It must outlive this."""
-        shape = _shape(spec, num_blocks, block_size)
+        shape = _shape(spec, num_blocks, block_size, dtype)
         flat = torch.frombuffer(buffer, dtype=torch_kv_dtype(spec, dtype), count=torch.Size(shape).numel())
         return cls(flat.view(shape))
 
@@ -57,34 +62,58 @@ class PagedKVCache:
         return self.tensor.nbytes // self.num_blocks
 
 
-def _shape(spec: ModelSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    return (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+def _shape(spec: ModelSpec, num_blocks: int, block_size: int, dtype: str) -> tuple[int, ...]:
+    row = row_width(spec.head_dim, torch_kv_dtype(spec, dtype))
+    return (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, row)
 
 
 def effective_kv_dtype(spec: ModelSpec, dtype: str) -> str:
-    """`auto` is the data type of the activations."""
+    """`auto` is the data type of the activations: `choose_kv_dtype` was asked before, where memory counts."""
     return spec.dtype if dtype == "auto" else dtype
 
 
 def torch_kv_dtype(spec: ModelSpec, dtype: str) -> torch.dtype:
-    return TORCH_DTYPES[effective_kv_dtype(spec, dtype)]
+    return KV_DTYPES[effective_kv_dtype(spec, dtype)]
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str = "auto") -> int:
-    return spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim * torch_kv_dtype(spec, dtype).itemsize
+    """Scales included."""
+    kind = torch_kv_dtype(spec, dtype)
+    return spec.num_layers * 2 * spec.num_kv_heads * row_width(spec.head_dim, kind) * kind.itemsize
+
+
+def choose_kv_dtype(config: EngineConfig, spec: ModelSpec) -> tuple[str, tuple[str, ...]]:
+    """What `auto` means here, and what must be said about it; any other name stays.
+
+    The activations' data type; int8 where the pool would then hold less than one request of the whole context. A pool
+    given in blocks holds the same number of tokens in every data type, so int8 would gain nothing.
+    """
+    if config.kv_cache_dtype != "auto":
+        return config.kv_cache_dtype, ()
+    num_bytes = _pool_bytes(config)
+    if config.auto_kv_dtype_gib is not None:
+        num_bytes = min(num_bytes, int(config.auto_kv_dtype_gib * 2**30))
+    num_tokens = num_bytes // kv_bytes_per_token(spec, spec.dtype)
+    if config.num_kv_blocks is not None or num_tokens >= spec.max_model_len:
+        return spec.dtype, ()
+    return "int8", (
+        f"kv_cache_dtype auto: int8 is used, since a pool of {num_bytes / 2**30:.3g} GiB in {spec.dtype} would hold "
+        f"{num_tokens} tokens, less than the context of {spec.max_model_len}. For {spec.dtype}, set kv_cache_dtype or "
+        f"raise kv_cache_gib.",
+    )
 
 
 def num_blocks_for(config: EngineConfig, spec: ModelSpec) -> int:
     """Size of the pool. `num_kv_blocks` wins over `kv_cache_gib`, that over the device's default.
 
-    Raises ValueError, naming the settings, if not one block fits.
+    Raises PoolTooSmall, naming the settings, if not one block fits.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     bytes_per_block = kv_bytes_per_token(spec, config.kv_cache_dtype) * config.block_size
     num_bytes = _pool_bytes(config)
     if num_bytes < bytes_per_block:
-        raise ValueError(
+        raise PoolTooSmall(
             f"The KV pool may take {num_bytes / 2**20:.1f} MiB, but one block of {config.block_size} tokens takes "
             f"{bytes_per_block / 2**20:.1f} MiB. Raise kv_cache_gib (or gpu_memory_utilization), or set num_kv_blocks."
         )

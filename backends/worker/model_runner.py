@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,8 +15,10 @@ from backends.core.scheduler_types import ScheduledRequest
 from backends.models.base import LoadedModel
 from backends.models.native_step import DecodeRows, DecodeStep
 from backends.models.spec import ModelSpec
+from backends.models.thread_choice import ThreadChoice
 from backends.worker.input_batch import InputBatch, build_input_batch
 from backends.worker.kv_cache import PagedKVCache
+from backends.worker.logprobs import PromptRows, score_sampled
 from backends.worker.sampler import sample
 
 
@@ -28,13 +31,19 @@ class ModelRunner:
         kv_cache: PagedKVCache,
         backend: AttentionBackend | None = None,
         decode_step: DecodeStep | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`decode_step` takes over the steps in which every request advances by one token."""
+        """`decode_step` takes over the steps in which every request advances by one token.
+
+        The thread that calls `execute` must be the one that made this: torch's thread count is the caller's own.
+        """
         self.kv_cache = kv_cache
         self._model = loaded.model
         self._spec = loaded.spec
         self._backend = backend or ReferenceAttention()
         self._decode_step = decode_step
+        self._threads = ThreadChoice(torch.get_num_threads() if self._spec.device == "cpu" else 1)
+        self._clock = clock
 
     @property
     def spec(self) -> ModelSpec:
@@ -52,19 +61,42 @@ class ModelRunner:
         if not scheduled:
             return tokens
         batch = build_input_batch(scheduled, self.kv_cache.block_size, self._spec.device)
-        logits = self._logits(batch, on_layer)
+        prompt_rows = PromptRows(scheduled, batch.step.spans) if batch.scores_prompts else None
+        logits = self._timed_logits(batch, prompt_rows.rows if prompt_rows else (), on_layer)
+        if prompt_rows is not None and prompt_rows.rows:
+            prompt_rows.score(logits[len(batch.sampling) :])
+            logits = logits[: len(batch.sampling)]
         if batch.sampling:
-            sampled = sample(logits, [scheduled[index].request for index in batch.sampling])
+            requests = [scheduled[index].request for index in batch.sampling]
+            sampled = sample(logits, requests)
+            score_sampled(logits, requests, sampled)
             for index, token_id in zip(batch.sampling, sampled, strict=True):
                 tokens[index] = token_id
         return tokens
 
-    def _logits(self, batch: InputBatch, on_layer: Callable[[int], None] | None) -> Tensor:
-        """Of the rows that sample."""
+    def _timed_logits(
+        self, batch: InputBatch, more_rows: Sequence[int], on_layer: Callable[[int], None] | None
+    ) -> Tensor:
+        """With as many threads as are faster now; see `ThreadChoice`."""
+        num_keys = sum(span.stop for span in batch.step.spans)
+        work = (len(batch.token_ids).bit_length(), num_keys.bit_length())
+        num_threads = self._threads.choose(work)
+        if num_threads != torch.get_num_threads():
+            torch.set_num_threads(num_threads)
+        started = self._clock()
+        logits = self._logits(batch, more_rows, on_layer)
+        self._threads.record(work, num_threads, self._clock() - started)
+        return logits
+
+    def _logits(self, batch: InputBatch, more_rows: Sequence[int], on_layer: Callable[[int], None] | None) -> Tensor:
+        """Of the rows that sample, then of `more_rows`."""
         step, num_rows = self._decode_step, len(batch.token_ids)
         single = num_rows == len(batch.step.spans) == len(batch.sampling)
         if step is not None and on_layer is None and single and num_rows <= step.max_rows:
             blocks = [span.block_ids for span in batch.step.spans]
             return step.logits(DecodeRows(batch.token_ids, batch.positions, batch.step.slot_mapping, blocks))
         attention = PagedAttention(self.kv_cache.tensor, batch.step, self._backend, on_layer)
-        return self._model.forward(batch.token_ids, batch.positions, attention, batch.sample_rows)
+        rows = batch.sample_rows
+        if more_rows:
+            rows = torch.cat((rows, torch.tensor(more_rows, dtype=rows.dtype, device=rows.device)))
+        return self._model.forward(batch.token_ids, batch.positions, attention, rows)

@@ -13,6 +13,7 @@ from types import ModuleType
 COMMANDS = {
     "serve": "run the gateway",
     "compare": "send the same requests in merged and in split, and show what differs",
+    "bench": "measure the bundled engine and other engines on this machine, one table",
     "config": "show the settings in effect, or check a settings file",
     "model": "fetch, list and locate the models of the bundled engine",
 }
@@ -23,6 +24,7 @@ examples:
   kvgate serve --config disaggregated.toml         settings from a file (TOML, or an editor's settings.json)
   kvgate serve --upstream https://taotoken.net/api --upstream-key-env TAOTOKEN_API_KEY
   kvgate compare                                   merged against split, one table
+  kvgate bench --quick                             this engine against others on this machine (--help: full runs)
   kvgate config check kvgate.toml                  what a file means, and what is wrong with it
   kvgate model pull                                fetch and convert the bundled model
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway.cli.listening import BACKLOG, CannotListen, bind_sockets, close_all, explain, url_of
 from gateway.cli.loading import load
 from gateway.cli.logs import LEVELS, set_up_logging
+from gateway.cli.open_files import raise_open_file_limit
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -70,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"kvgate: {problem}", file=sys.stderr)
         return 1
     _set_up_logging(arguments.log_level, loaded)
+    raise_open_file_limit()
     server = loaded.settings.server
     try:
         sockets = bind_sockets(server.host, server.port)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MAX_SHOWN = 200  # characters of a name that a client chose
+
 
 class GatewayError(Exception):
     """Anything a client is told. `param` names the field at fault, `code` is the API's machine-readable code."""
@@ -54,7 +56,8 @@ class ModelNotFound(GatewayError):
     code = "model_not_found"
 
     def __init__(self, model: str, known: Sequence[str]) -> None:
-        super().__init__(f"Model {model!r} is not served here. Available: {', '.join(known) or 'none'}.", param="model")
+        shown = model if len(model) <= _MAX_SHOWN else model[:_MAX_SHOWN] + "..."
+        super().__init__(f"Model {shown!r} is not served here. Available: {', '.join(known) or 'none'}.", param="model")
         self.known = tuple(known)
 
 

@@ -44,7 +44,7 @@ KV_DTYPES: dict[str, str] = {
     "int8": "int8",
     "int4": "int4",
 }
-ENGINE_KV_DTYPES = ("auto", "fp32", "fp16", "bf16")
+ENGINE_KV_DTYPES = ("auto", "fp32", "fp16", "bf16", "int8")
 ALLOWED_KV_DTYPES = "auto, fp32, fp16, bf16, fp8, int8 or int4"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from backends.protocol.messages import Prompt, SamplingParams, Timings, TransferMode, Usage
+from backends.protocol.messages import Prompt, SamplingParams, Timings, TokenLogprob, TransferMode, Usage
 
 
 class CacheMode(StrEnum):
@@ -69,6 +70,7 @@ class ChatRequest:
 
 
 # Events of one answer, in order: Started, TextDelta*, Finished. A failure is a GatewayError raised by the stream.
+# With several choices their deltas are mixed; each choice ends by ChoiceFinished, the last one by Finished.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,17 @@ class TextDelta:
 
     text: str
     num_tokens: int
+    index: int = 0  # of the choice
+    logprobs: Sequence[TokenLogprob] | None = None  # of the tokens of this delta; None = not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One of several choices has ended, others go on."""
+
+    index: int
+    reason: FinishReason
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +107,39 @@ class Finished:
     usage: Usage
     timings: Timings
     stop_reason: str | int | None = None
+    index: int = 0  # the choice that this ends; usage and timings are of all
 
 
-StreamEvent = Started | TextDelta | Finished
+StreamEvent = Started | TextDelta | ChoiceFinished | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """Text of a choice, read as calls: `name` begins call number `call`, `arguments` goes on with it."""
+
+    index: int  # of the choice
+    call: int
+    call_id: str
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class ChoiceAnswer:
+    """One choice of an answer that is told in one piece."""
+
+    index: int
+    text: str = ""
+    logprobs: list[TokenLogprob] | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+    reason: FinishReason = FinishReason.ERROR
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,29 +1,34 @@
-"""OpenAI chat completions: a body becomes a `ParsedBody`, events become chunks or one object. Pure, no I/O."""
+"""OpenAI chat completions: a body becomes a `ParsedBody`, events become chunks or one object. Pure, no I/O.
+
+`logprobs` are the log-softmax of the model's raw logits: before penalties, temperature, filters and grammar. They come
+with the chunk of their token; an end mark, which is no content, has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backends.protocol.messages import ChatPrompt, Usage
-from gateway.core.types import FinishReason
+from backends.protocol.messages import ChatPrompt, TokenLogprob, Usage
+from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCall, ToolCallDelta
 from gateway.dialects.chat_messages import read_messages, read_tools
-from gateway.dialects.fields import Fields, kind, refuse
+from gateway.dialects.fields import Fields, refuse
+from gateway.dialects.grammar import grammar_notices, read_response_format, read_tool_choice
 from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
     ParsedBody,
     read_include_usage,
-    read_one_choice,
-    read_response_format,
+    read_n,
     read_sampling,
     unknown_field_notices,
 )
 
 NAME = "openai_chat"
 PATH = "/chat/completions"
+MAX_TOP_LOGPROBS = 20
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,18 +38,34 @@ def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
     fields = Fields(body)
     fields.accept(NO_EFFECT)
     messages = read_messages(fields.get("messages"))
-    tools = read_tools(fields.get("tools"))
-    tools = _apply_tool_choice(fields, tools)
+    use = read_tool_choice(fields, read_tools(fields.get("tools")))
+    response_format = read_response_format(fields)
     _refuse_what_is_not_built(fields)
-    sampling = read_sampling(fields, _max_tokens(fields, defaults), defaults)
+    sampling = msgspec.structs.replace(
+        read_sampling(fields, _max_tokens(fields, defaults), defaults),
+        n=read_n(fields),
+        logprobs=_logprobs(fields),
+        grammar=use.grammar or response_format,
+    )
     include_usage = read_include_usage(fields)
     prompt = ChatPrompt(
         messages=messages,
-        tools=tools,
+        tools=use.tools,
         template_kwargs=fields.mapping("chat_template_kwargs") or {},
         continue_final_message=fields.boolean("continue_final_message"),
+        forced_calls=use.forced_calls,
     )
-    return ParsedBody(prompt, sampling, include_usage, unknown_field_notices(fields))
+    notices = grammar_notices(sampling)
+    if use.grammar is not None and response_format is not None:
+        notices += ("response_format has no effect: a tool call is forced",)
+    return ParsedBody(prompt, sampling, include_usage, notices + unknown_field_notices(fields))
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted, top = fields.boolean("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if not wanted and top:
+        refuse("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+    return (top or 0) if wanted else None
 
 
 def _max_tokens(fields: Fields, defaults: Defaults) -> int | None:
@@ -53,21 +74,7 @@ def _max_tokens(fields: Fields, defaults: Defaults) -> int | None:
     return next((value for value in (newer, older, defaults.max_tokens) if value is not None), None)
 
 
-def _apply_tool_choice(fields: Fields, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    choice = fields.get("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        said = "'required'" if choice == "required" else "naming a function"
-        refuse(f"`tool_choice` {said} is not supported by the local engine; 'auto' and 'none' are.", "tool_choice")
-    if choice not in (None, "auto", "none"):
-        refuse(f"`tool_choice` must be 'none' or 'auto', not {kind(choice)}.", "tool_choice")
-    return None if choice == "none" else tools
-
-
 def _refuse_what_is_not_built(fields: Fields) -> None:
-    read_one_choice(fields)
-    read_response_format(fields)
-    fields.unsupported("logprobs", False)
-    fields.unsupported("top_logprobs", 0)
     fields.unsupported("prompt_logprobs", 0)
     fields.unsupported("echo", False)
     fields.unsupported("suffix", "")
@@ -99,38 +106,77 @@ class Renderer:
         head = {"id": self._id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._head = b"data: " + _encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._delta_head = self._head + b',"choices":[{"index":0,"delta":{"content":'
         self._delta_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def start(self) -> bytes:
-        """The chunk that opens the answer: a role and no text."""
-        delta = (
-            b',"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        )
-        return self._head + delta + self._tail
+    def start(self, index: int) -> bytes:
+        """The chunk that opens a choice: a role and no text."""
+        return self._choice(index, {"role": "assistant", "content": ""})
 
-    def text(self, text: str) -> bytes:
-        return self._delta_head + _encode(text) + self._delta_tail
+    def delta(self, delta: TextDelta | ToolCallDelta) -> bytes:
+        if isinstance(delta, ToolCallDelta):
+            return self._choice(delta.index, {"tool_calls": [_call_delta(delta)]})
+        if delta.logprobs:
+            return self._choice(delta.index, {"content": delta.text}, logprobs=_logprobs_object(delta.logprobs))
+        opening = b',"choices":[{"index":%d,"delta":{"content":' % delta.index
+        return self._head + opening + _encode(delta.text) + self._delta_tail
 
-    def finish(self, reason: FinishReason, usage: Usage) -> bytes:
-        """The last chunks, without `[DONE]`."""
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason.value}
-        frames = self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
-        if self._include_usage:
-            frames += self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
-        return frames
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        return self._choice(index, {}, reason=reason.value)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        """The answer of a request that didn't ask for a stream."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
+    def finish(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return b""
+        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
         return _encode(
             {
                 "id": self._id,
                 "object": "chat.completion",
                 "created": self._created,
                 "model": self._model,
-                "choices": [choice],
+                "choices": [_whole_choice(choice) for choice in choices],
                 "usage": usage_object(usage),
             }
         )
+
+    def _choice(
+        self, index: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
+
+
+def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    """The first one of a call says which it is, the others go on with its arguments."""
+    function = {"arguments": delta.arguments}
+    if not delta.name:
+        return {"index": delta.call, "function": function}
+    return {
+        "index": delta.call,
+        "id": delta.call_id,
+        "type": "function",
+        "function": {"name": delta.name} | function,
+    }
+
+
+def _whole_choice(choice: ChoiceAnswer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message |= {"content": None, "tool_calls": [_call(call) for call in choice.calls]}
+    logprobs = None if choice.logprobs is None else _logprobs_object(choice.logprobs)
+    return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason.value}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [_token(token) | {"top_logprobs": [_token(other) for other in token.top]} for token in logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    data = None if token.bytes is None else list(token.bytes)
+    return {"token": token.text, "logprob": token.logprob, "bytes": data}

@@ -1,23 +1,28 @@
-"""OpenAI text completions: a body becomes a `ParsedBody`, events become chunks or one object. Pure, no I/O."""
+"""OpenAI text completions: a body becomes a `ParsedBody`, events become chunks or one object. Pure, no I/O.
+
+`logprobs` are the log-softmax of the model's raw logits: before penalties, temperature, filters and grammar. With
+`echo` the prompt's tokens have theirs too, the first one none; for that the whole prompt is computed, so
+`cached_tokens` is 0. `max_tokens` may be 0 then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backends.protocol.messages import Prompt, TextPrompt, TokenPrompt, Usage
-from gateway.core.types import FinishReason
+from backends.protocol.messages import Prompt, TextPrompt, TokenLogprob, TokenPrompt, Usage
+from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCallDelta
 from gateway.dialects.fields import Fields, kind, refuse
+from gateway.dialects.grammar import grammar_notices, read_response_format
 from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
     ParsedBody,
     check_token_ids,
     read_include_usage,
-    read_one_choice,
-    read_response_format,
+    read_n,
     read_sampling,
     unknown_field_notices,
 )
@@ -25,6 +30,7 @@ from gateway.dialects.sampling import (
 NAME = "openai_completions"
 PATH = "/completions"
 DEFAULT_MAX_TOKENS = 16  # of this API, since its first version
+MAX_LOGPROBS = 5
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,14 +41,30 @@ def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
     fields.accept(NO_EFFECT)
     prompt = _prompt(fields.get("prompt"))
     _refuse_what_is_not_built(fields)
-    max_tokens, notices = _max_tokens(fields, defaults)
-    sampling = read_sampling(fields, max_tokens, defaults)
+    echo = fields.boolean("echo")
+    max_tokens, notices = _max_tokens(fields, defaults, echo=echo)
+    logprobs = _logprobs(fields)
+    sampling = msgspec.structs.replace(
+        read_sampling(fields, max_tokens, defaults),
+        n=read_n(fields),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo else None,
+        echo=echo,
+        grammar=read_response_format(fields),
+    )
     include_usage = read_include_usage(fields)
-    return ParsedBody(prompt, sampling, include_usage, notices + unknown_field_notices(fields))
+    notices += grammar_notices(sampling) + unknown_field_notices(fields)
+    return ParsedBody(prompt, sampling, include_usage, notices)
 
 
-def _max_tokens(fields: Fields, defaults: Defaults) -> tuple[int, tuple[str, ...]]:
-    said = fields.integer("max_tokens", 1)
+def _logprobs(fields: Fields) -> int | None:
+    return None if fields.get("logprobs") is False else fields.integer("logprobs", 0, MAX_LOGPROBS)
+
+
+def _max_tokens(fields: Fields, defaults: Defaults, *, echo: bool) -> tuple[int, tuple[str, ...]]:
+    said = fields.integer("max_tokens", 0)
+    if said == 0 and not echo:
+        refuse("`max_tokens` must be at least 1, or 0 with `echo`; it is 0.", "max_tokens")
     if said is not None:
         return said, ()
     if defaults.max_tokens is not None:
@@ -66,11 +88,7 @@ def _prompt(value: object) -> Prompt:
 
 
 def _refuse_what_is_not_built(fields: Fields) -> None:
-    read_one_choice(fields)
-    read_response_format(fields)
-    fields.unsupported("logprobs", False)
     fields.unsupported("prompt_logprobs", 0)
-    fields.unsupported("echo", False)
     fields.unsupported("suffix", "")
 
 
@@ -94,34 +112,65 @@ class Renderer:
         head = {"id": self._id, "object": "text_completion", "created": created, "model": model}
         self._head = b"data: " + _encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._text_head = self._head + b',"choices":[{"index":0,"text":'
         self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def start(self) -> bytes:
+    def start(self, index: int) -> bytes:
         """This API has no opening chunk."""
         return b""
 
-    def text(self, text: str) -> bytes:
-        return self._text_head + _encode(text) + self._text_tail
+    def delta(self, delta: TextDelta | ToolCallDelta) -> bytes:
+        assert isinstance(delta, TextDelta), "this API has no tools"
+        if delta.logprobs:
+            return self._choice(delta.index, delta.text, logprobs=_logprobs_object(delta.logprobs))
+        return self._head + b',"choices":[{"index":%d,"text":' % delta.index + _encode(delta.text) + self._text_tail
 
-    def finish(self, reason: FinishReason, usage: Usage) -> bytes:
-        """The last chunks, without `[DONE]`."""
-        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason.value}
-        frames = self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
-        if self._include_usage:
-            frames += self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
-        return frames
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        return self._choice(index, "", reason=reason.value)
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        """The answer of a request that didn't ask for a stream."""
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason.value}
+    def finish(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return b""
+        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
         return _encode(
             {
                 "id": self._id,
                 "object": "text_completion",
                 "created": self._created,
                 "model": self._model,
-                "choices": [choice],
+                "choices": [_whole_choice(choice) for choice in choices],
                 "usage": usage_object(usage),
             }
         )
+
+    def _choice(
+        self, index: int, text: str, *, logprobs: dict[str, Any] | None = None, reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
+
+
+def _whole_choice(choice: ChoiceAnswer) -> dict[str, Any]:
+    logprobs = None if choice.logprobs is None else _logprobs_object(choice.logprobs)
+    return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.reason.value}
+
+
+def _logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """`text_offset` counts characters of the choice's whole text, an echo included."""
+    return {
+        "tokens": [token.text for token in logprobs],
+        "token_logprobs": [token.logprob for token in logprobs],
+        "top_logprobs": [_top(token) for token in logprobs],
+        "text_offset": [token.offset for token in logprobs],
+    }
+
+
+def _top(token: TokenLogprob) -> dict[str, float | None] | None:
+    """The likeliest tokens, and this one. Of several that read the same, such as parts of characters, the likeliest."""
+    if token.logprob is None:
+        return None
+    found: dict[str, float | None] = {}
+    for other in (*token.top, token):
+        found.setdefault(other.text, other.logprob)
+    return found

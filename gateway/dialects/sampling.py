@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from backends.protocol.messages import Prompt, SamplingParams
@@ -12,10 +13,13 @@ from gateway.dialects.fields import Fields, kind, refuse
 
 # Accepted so that clients work, and without effect on a local engine.
 NO_EFFECT = (
-    "model", "stream", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "reasoning_effort",
+    "model", "stream", "user", "metadata", "store", "service_tier", "reasoning_effort",
     "reasoning", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity", "prediction",
     "include_reasoning", "thinking", "request_id", "priority", "session_id",
 )  # fmt: skip
+
+
+MAX_CHOICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Defaults:
     """What fills in for a field that a request leaves out, and the limits of lists."""
 
     temperature: float | None = None
+    model_sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's authors advise
     max_tokens: int | None = None
     max_stop_strings: int = 16
 
@@ -40,19 +45,25 @@ class ParsedBody:
 def read_sampling(fields: Fields, max_tokens: int | None, defaults: Defaults) -> SamplingParams:
     """Every sampling field, checked. `max_tokens` was read by the dialect, which knows its name."""
     neutral = SamplingParams()
-    temperature = _first(fields.number("temperature", 0, 2), defaults.temperature, neutral.temperature)
+    advised = defaults.model_sampling.get
+    temperature = _first(
+        fields.number("temperature", 0, 2), defaults.temperature, advised("temperature"), neutral.temperature
+    )
+    top_k = _first(fields.integer("top_k", -1, 2**31 - 1), advised("top_k"), neutral.top_k)
     min_tokens = _first(fields.integer("min_tokens", 0), 0)
     if max_tokens is not None and min_tokens > max_tokens:
         refuse(f"`min_tokens` ({min_tokens}) must not be above the token limit ({max_tokens}).", "min_tokens")
     return SamplingParams(
         temperature=temperature,
-        top_p=_first(fields.number("top_p", 0, 1, above=True), neutral.top_p),
-        top_k=max(0, _first(fields.integer("top_k", -1, 2**31 - 1), neutral.top_k)),  # -1 is another way to say off
-        min_p=_first(fields.number("min_p", 0, 1), neutral.min_p),
+        top_p=_first(fields.number("top_p", 0, 1, above=True), advised("top_p"), neutral.top_p),
+        top_k=max(0, int(top_k)),  # -1 is another way to say off
+        min_p=_first(fields.number("min_p", 0, 1), advised("min_p"), neutral.min_p),
         presence_penalty=_first(fields.number("presence_penalty", -2, 2), neutral.presence_penalty),
         frequency_penalty=_first(fields.number("frequency_penalty", -2, 2), neutral.frequency_penalty),
         repetition_penalty=_first(
-            fields.number("repetition_penalty", 0, math.inf, above=True), neutral.repetition_penalty
+            fields.number("repetition_penalty", 0, math.inf, above=True),
+            advised("repetition_penalty"),
+            neutral.repetition_penalty,
         ),
         logit_bias=_logit_bias(fields),
         seed=fields.integer("seed"),
@@ -72,20 +83,15 @@ def read_include_usage(fields: Fields) -> bool:
     return bool(value)
 
 
-def read_one_choice(fields: Fields) -> None:
-    n = fields.integer("n", 1, 128)
-    if n not in (None, 1):
-        refuse(f"`n` is {n}; only one choice per request is supported by the local engine. Send n requests.", "n")
+def read_n(fields: Fields) -> int:
+    """How many choices. `best_of` is accepted where it says the same."""
+    n = fields.integer("n", 1)
+    if n is not None and n > MAX_CHOICES:
+        refuse(f"`n` is {n}; at most {MAX_CHOICES} choices of one prompt are answered. Send more requests.", "n")
     best_of = fields.integer("best_of", 1)
-    if best_of not in (None, 1):
-        refuse("`best_of` is not supported by the local engine. Leave it out or send 1.", "best_of")
-
-
-def read_response_format(fields: Fields) -> None:
-    value = fields.mapping("response_format")
-    if value is not None and value.get("type") != "text":
-        said = value.get("type")
-        refuse(f"`response_format.type` {said!r} is not supported by the local engine; only 'text'.", "response_format")
+    if best_of not in (None, n or 1):
+        refuse(f"`best_of` is {best_of}: choosing among answers is not supported; it must equal `n`.", "best_of")
+    return n or 1
 
 
 def unknown_field_notices(fields: Fields) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Reads both chat and text completions. Whatever it can't read counts as nothing: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -28,6 +28,7 @@ class _Chunk(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_MAX_COUNT = 1 << 31
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -103,12 +104,15 @@ def _usage(usage: dict[str, Any] | None) -> Usage | None:
     if not usage:
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(completion, int):
+    if not _is_count(prompt) or not _is_count(completion):
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if cached is None:
         cached = usage.get("prompt_cache_hit_tokens", usage.get("cache_read_input_tokens"))
-    return Usage(
-        prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached if isinstance(cached, int) else 0
-    )
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached if _is_count(cached) else 0)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    """A number that an honest server sends; any other would spoil the counters for good."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT

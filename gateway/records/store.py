@@ -24,6 +24,7 @@ class Record(Struct, frozen=True, kw_only=True):
     cache_mode_requested: str | None
     cache_mode_source: str | None
     cache_mode_reason: str | None
+    cache_variant: str | None = None  # KV dtype of the engine variant that served; None = the main engine
     outcome: str
     status: int | None
     error_code: str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import msgspec
 
 from backends.protocol.messages import Usage
 from gateway.core.errors import InvalidRequest
-from gateway.core.types import FinishReason
+from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCallDelta
 from gateway.dialects.sampling import Defaults, ParsedBody
 from gateway.settings.schema import KeySettings
 
@@ -20,15 +20,19 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Renderer(Protocol):
-    """Events of one answer into the bytes of a dialect."""
+    """Events of one answer into the bytes of a dialect: of a choice start, deltas and end; of the answer finish."""
 
-    def start(self) -> bytes: ...
+    def start(self, index: int) -> bytes: ...
 
-    def text(self, text: str) -> bytes: ...
+    def delta(self, delta: TextDelta | ToolCallDelta) -> bytes: ...
 
-    def finish(self, reason: FinishReason, usage: Usage) -> bytes: ...
+    def end(self, index: int, reason: FinishReason) -> bytes: ...
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> bytes: ...
+    def finish(self, usage: Usage) -> bytes:
+        """What follows the last choice, without `[DONE]`."""
+
+    def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
+        """The answer of a request that didn't ask for a stream."""
 
 
 class RendererFactory(Protocol):

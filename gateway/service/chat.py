@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backends.protocol.messages import ChatPrompt
@@ -112,14 +112,14 @@ class ChatService:
         exchange.sent_to_upstream_at = time.monotonic()
         if isinstance(target, Remote):
             return stream_bytes(exchange, target.upstream, target.plan)
-        return stream_events(exchange, target.upstream.stream(target.request), target.renderer)
+        return stream_events(exchange, target.request, target.upstream.stream(target.request), target.renderer)
 
     async def whole(self, exchange: Exchange, target: Local | Remote) -> bytes:
         """The answer as one body."""
         exchange.sent_to_upstream_at = time.monotonic()
         if isinstance(target, Remote):
             return await collect_bytes(exchange, target.upstream, target.plan)
-        return await collect_events(exchange, target.upstream.stream(target.request), target.renderer)
+        return await collect_events(exchange, target.request, target.upstream.stream(target.request), target.renderer)
 
     # ---------------------------------------------------------------------------------------------- understand a call
 
@@ -167,13 +167,20 @@ class ChatService:
 
     # ------------------------------------------------------------------------------------------------- the local engine
 
+    def _defaults_of(self, engine: EventUpstream, route: Route) -> Defaults:
+        """What fills in: [request], then what the model's authors advise."""
+        card = _card_of(engine, route)
+        advised = card.extra.get("default_sampling") if card is not None else None
+        return replace(self._defaults, model_sampling=advised) if advised else self._defaults
+
     def _local(self, exchange: Exchange, engine: EventUpstream, strategy: CacheStrategy, route: Route) -> Local:
         call = exchange.call
-        parsed = call.dialect.parse(call.body.values(without=_CONTROL_FIELDS), self._defaults)
+        parsed = call.dialect.parse(call.body.values(without=_CONTROL_FIELDS), self._defaults_of(engine, route))
         exchange.note(parsed.notices)
         if isinstance(parsed.prompt, ChatPrompt) and parsed.prompt.tools:
-            exchange.note((_tools_notice(engine, route),))
+            exchange.note((_tools_notice(engine, route, forced=parsed.prompt.forced_calls > 0),))
         exchange.served_mode = strategy.mode.value
+        exchange.variant = engine.variant_of(strategy)
         model = exchange.model or route.upstream_model
         request = ChatRequest(
             request_id=call.request_id,
@@ -268,8 +275,16 @@ def _not_forwarded(strategy: CacheStrategy) -> tuple[str, ...]:
     return (f"only the mode is forwarded to this upstream, not: {', '.join(named)}",) if named else ()
 
 
-def _tools_notice(engine: EventUpstream, route: Route) -> str:
-    card = next((card for card in engine.models() if card.id == route.upstream_model), None)
-    if card is not None and card.extra.get("template_takes_tools") is False:
+def _card_of(engine: EventUpstream, route: Route) -> ModelCard | None:
+    return next((card for card in engine.models() if card.id == route.upstream_model), None)
+
+
+def _tools_notice(engine: EventUpstream, route: Route, *, forced: bool) -> str:
+    card = _card_of(engine, route)
+    takes_none = card is not None and card.extra.get("template_takes_tools") is False
+    if forced:
+        said = "in a system message: the model's chat template takes none" if takes_none else "by its chat template"
+        return f"the model is told of the tools {said}"
+    if takes_none:
         return "tools have no effect: the model's chat template doesn't take them"
     return "tools are shown to the model; calls that it writes come back as text"

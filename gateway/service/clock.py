@@ -14,27 +14,29 @@ class TokenClock:
     arrived_at: float
     first_text_at: float | None = None
     num_chunks: int = 0
-    _last_at: float | None = None
+    _last_at: dict[int, float] = field(default_factory=dict)  # by choice
     _gaps: list[float] = field(default_factory=list)  # per token when counts are known, else per chunk
     _counted: bool = False
 
-    def tokens(self, num_tokens: int, *, has_text: bool) -> None:
+    def tokens(self, num_tokens: int, *, has_text: bool, index: int = 0) -> None:
         """An engine's chunk of `num_tokens`. Chunks whose text is held back count too: their tokens were made."""
         now = time.monotonic()
         self._counted = True
-        if self._last_at is not None and num_tokens > 0:
-            self._gaps.extend([(now - self._last_at) / num_tokens] * num_tokens)
-        self._mark(now, has_text)
+        last_at = self._last_at.get(index)
+        if last_at is not None and num_tokens > 0:
+            self._gaps.extend([(now - last_at) / num_tokens] * num_tokens)
+        self._mark(now, has_text, index)
 
     def text_chunk(self) -> None:
         """A chunk of text from an upstream that doesn't say how many tokens are in it."""
         now = time.monotonic()
-        if self._last_at is not None:
-            self._gaps.append(now - self._last_at)
+        last_at = self._last_at.get(0)
+        if last_at is not None:
+            self._gaps.append(now - last_at)
         self._mark(now, True)
 
-    def _mark(self, now: float, has_text: bool) -> None:
-        self._last_at = now
+    def _mark(self, now: float, has_text: bool, index: int = 0) -> None:
+        self._last_at[index] = now
         self.num_chunks += 1
         if has_text and self.first_text_at is None:
             self.first_text_at = now

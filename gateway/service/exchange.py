@@ -41,6 +41,7 @@ class Outcome(StrEnum):
 
 _INVALID = (InvalidRequest, ModelNotFound, ContextLengthExceeded, KVPoolTooSmall, BodyTooLarge, UnsupportedEncoding)
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
+_MAX_KEPT = 200  # characters of a name in a record
 _MAX_HEADER = 2000  # characters of one header value; some clients refuse longer heads
 
 
@@ -68,6 +69,7 @@ class Exchange:
         self.strategy: CacheStrategy | None = None
         self.route: Route | None = None
         self.served_mode: str | None = None  # a mode, or "unknown" where an upstream doesn't say
+        self.variant: str | None = None  # KV dtype of the engine variant that serves; None = the main engine
         self.content_type = "application/json"
         self.status: int | None = None
         self.headers_sent = False
@@ -101,6 +103,7 @@ class Exchange:
         if self.strategy is not None:
             found["X-Cache-Mode-Requested"] = self.strategy.requested or "default"
             found["X-Cache-Mode-Source"] = self.strategy.source.value
+        found["X-Cache-Variant"] = self.variant
         if self.route is not None:
             found["X-Cache-Mode-Reason"] = self.route.reason
             found["X-Cache-Backend"] = self.route.target
@@ -161,19 +164,20 @@ class Exchange:
             client_request_id=self.call.client_request_id,
             started_at=self.started_at,
             dialect=self.call.dialect.name,
-            model=self.model,
+            model=_short(self.model),
             stream=self.stream,
             key_name=self.call.key.name if self.call.key else None,
             backend=route.target if route else None,
-            upstream_model=route.upstream_model if route else None,
+            upstream_model=_short(route.upstream_model) if route else None,
             cache_mode=self.served_mode,
-            cache_mode_requested=strategy.requested if strategy else None,
+            cache_mode_requested=_short(strategy.requested) if strategy else None,
             cache_mode_source=strategy.source.value if strategy else None,
             cache_mode_reason=route.reason if route else None,
+            cache_variant=self.variant,
             outcome=(self.outcome or Outcome.ERROR).value,
             status=self.status,
             error_code=(self.error.code or type(self.error).__name__) if self.error else None,
-            finish_reason=self.finish_reason,
+            finish_reason=_short(self.finish_reason),
             notices=tuple(self._notices),
             timings=self.timing_facts(),
         )
@@ -182,6 +186,11 @@ class Exchange:
 def _phase_facts(timings: Timings) -> dict[str, Any]:
     overlap = timings.transfer_overlapped_seconds / timings.transfer_seconds if timings.transfer_seconds > 0 else None
     return {**msgspec.structs.asdict(timings), "transfer_overlap_ratio": overlap}
+
+
+def _short(text: str | None) -> str | None:
+    """What others chose, at a length at which many records stay small."""
+    return text if text is None or len(text) <= _MAX_KEPT else text[:_MAX_KEPT] + "..."
 
 
 def header_value(text: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.core.errors import GatewayError, UpstreamError, UpstreamGone
 from gateway.core.spelling import parse_mode
 from gateway.core.sse_scan import Frame, FrameTooLong, SseScanner
@@ -40,6 +42,9 @@ async def open_response(exchange: Exchange, upstream: PassThroughUpstream, plan:
     exchange.upstream_headers = dict(response.headers)
     exchange.served_mode = _confirmed_mode(exchange.upstream_headers.pop("X-Cache-Mode", ""))
     content_type = exchange.upstream_headers.pop("Content-Type", "application/json")
+    if 300 <= response.status < 400:
+        await response.close()
+        raise UpstreamError(_redirected(response.status), status=502)
     if response.status >= 400:
         exchange.upstream_headers.pop("Content-Encoding", None)  # the error's body is ours or was understood
         raise upstream_error(response, await _read_error(response))
@@ -74,7 +79,15 @@ def upstream_error(response: RawResponse, body: bytes) -> UpstreamError:
     is_json = body.lstrip()[:1] == b"{" and sniff_whole(body).error
     text = "" if is_json else _plain(response, body)
     message = f"The upstream answered {response.status}{text}."
-    return UpstreamError(message, status=response.status, body=body if is_json else None, retry_after=retry_after)
+    status = response.status if response.status <= 599 else 502
+    return UpstreamError(message, status=status, body=body if is_json else None, retry_after=retry_after)
+
+
+def _redirected(status: int) -> str:
+    return (
+        f"The upstream answered {status}, a redirect, which is not followed: its key would go along. "
+        "Set the base URL to the address that it leads to."
+    )
 
 
 def _plain(response: RawResponse, body: bytes) -> str:
@@ -99,12 +112,25 @@ def _accept_whole(exchange: Exchange, body: bytes) -> None:
     if body.lstrip()[:1] != b"{":
         what = "an HTML page" if body.lstrip()[:1] == b"<" else "something that is no JSON object"
         raise UpstreamError(f"The upstream answered 200 with {what}; is its base URL that of an API?", status=502)
+    if _is_cut(body):
+        raise UpstreamGone(_CUT)
     seen = sniff_whole(body)
     if seen.error:
         raise UpstreamError("The upstream answered with an error.", status=seen.error_code or 502, body=body)
     if seen.text:
         exchange.clock.text_chunk()
     exchange.finish(seen.finish_reason or "", seen.usage, None)
+
+
+def _is_cut(body: bytes) -> bool:
+    """Whether a JSON object ends too early. Without a length, only the body itself says so."""
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        return "truncated" in str(error)  # other faults are the client's to judge: it may be laxer than we are
+    except RecursionError:
+        pass
+    return False
 
 
 async def stream_bytes(
@@ -122,6 +148,8 @@ async def stream_bytes(
             out = relay.take(chunk)
             if out:
                 yield out
+            if relay.unreadable_error is not None:
+                raise relay.unreadable_error
             if relay.ended:
                 break
         else:
@@ -164,6 +192,7 @@ class _Relay:
     def __init__(self, exchange: Exchange, strip_usage: bool) -> None:
         self.ended = False
         self.done = False
+        self.unreadable_error: UpstreamError | None = None  # to be told in our own words
         self._exchange = exchange
         self._strip_usage = strip_usage
         self._scanner = SseScanner()
@@ -203,7 +232,10 @@ class _Relay:
             self._learn(seen)
             if seen.error:
                 self._fail(frame, seen)
+                if self.unreadable_error is not None:
+                    break
             elif seen.done:
+                self._check_answered()
                 self.done = self.ended = True
                 self._accept()
                 out.append(timing_comment(self._exchange))
@@ -231,6 +263,12 @@ class _Relay:
             raise error
         self._exchange.fail(error)
         self.ended = True
+        self.unreadable_error = error if data is None else None
+
+    def _check_answered(self) -> None:
+        """`[DONE]` after nothing at all is no answer: clients would take it for an empty one."""
+        if not self._flowing and self._finish_reason is None:
+            raise UpstreamGone("The upstream ended its stream without an answer.")
 
     def _accept(self) -> None:
         if self._exchange.outcome is Outcome.OK or self._exchange.error is not None:

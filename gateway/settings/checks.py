@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 def refusals(settings: Settings, draft: Draft) -> Iterator[str]:
     """Reasons not to start."""
-    for check in (_open_to_others, _own_upstream, _endpoints, _names, _keys, _routes):
+    for check in (_open_to_others, _own_upstream, _endpoints, _names, _keys, _routes, _modes, _variant_names):
         yield from check(settings, draft)
 
 
@@ -36,7 +36,7 @@ def advice(settings: Settings, draft: Draft) -> Iterator[str]:
 
 
 def _advice_checks(settings: Settings) -> tuple[Callable[[Settings, Draft], Iterator[str]], ...]:
-    by_engine = (_devices, _engine_limits) if settings.effective_engine() else (_no_engine,)
+    by_engine = (_devices, _engine_limits, _variants) if settings.effective_engine() else (_no_engine,)
     return (*by_engine, _chunk_in_split, _split_upstream, _unused_keys)
 
 
@@ -118,6 +118,26 @@ def _routes(settings: Settings, draft: Draft) -> Iterator[str]:
             yield f"{place}: the bundled engine serves {engine.public_name()!r} and no other model"
 
 
+def _modes(settings: Settings, draft: Draft) -> Iterator[str]:
+    engine, mode = settings.effective_engine(), settings.cache_layout.mode
+    if engine is None:
+        return
+    if not engine.modes:
+        yield f"{draft.origin_of(('engine', 'modes'))}: is empty; give merged, split or both"
+    elif mode not in engine.modes and len(target_places(settings)) == 1:
+        enabled = ", ".join(engine.modes)
+        yield (
+            f"{draft.origin_of(('cache_layout', 'mode'))}: the default mode is {mode}, but engine.modes has only "
+            f"{enabled}: requests that choose no mode could not be served. Set it to {enabled}"
+        )
+
+
+def _variant_names(settings: Settings, draft: Draft) -> Iterator[str]:
+    names = settings.engine.kv_cache_variants if settings.engine else ()
+    for name in dict.fromkeys(name for i, name in enumerate(names) if name in names[:i]):
+        yield f"{draft.origin_of(('engine', 'kv_cache_variants'))}: {name} is named twice"
+
+
 def _devices(settings: Settings, draft: Draft) -> Iterator[str]:
     layout, engine = settings.cache_layout, settings.effective_engine()
     lists = {name: getattr(layout, name) for name in ("prefill_gpus", "decode_gpus", "merged_gpus")}
@@ -147,6 +167,24 @@ def _engine_limits(settings: Settings, draft: Draft) -> Iterator[str]:
         yield (
             f"{draft.origin_of(('kv_cache', 'prefill_chunk_tokens'))}: {cache.prefill_chunk_tokens} is more than a "
             f"whole step computes; scheduler.max_batched_tokens, {scheduler.max_batched_tokens}, is the limit"
+        )
+
+    if cache.decode_kv_limit_gb is not None and cache.num_kv_blocks is not None:
+        place = draft.origin_of(("kv_cache", "decode_kv_limit_gb"))
+        yield f"{place}: no effect, since num_kv_blocks sets the size of every pool"
+
+
+def _variants(settings: Settings, draft: Draft) -> Iterator[str]:
+    engine, cache = settings.effective_engine(), settings.kv_cache
+    if engine is None or not engine.kv_cache_variants:
+        return
+    place = draft.origin_of(("engine", "kv_cache_variants"))
+    if cache.kv_cache_dtype in engine.kv_cache_variants:
+        yield f"{place}: {cache.kv_cache_dtype} is never started, since the main engine has it (kv_cache_dtype)"
+    if engine.device != "cpu" and cache.kv_cache_gib is None and cache.num_kv_blocks is None:
+        yield (
+            f"{place}: on a CUDA device the main engine's KV pool leaves no memory for a variant, unless kv_cache_gib "
+            "or num_kv_blocks limits it"
         )
 
 

@@ -12,7 +12,15 @@ from gateway.settings.options import is_list, list_tables, native_tables, neares
 PREFIX = "KVGATE_"
 CONFIG_VARIABLE = "KVGATE_CONFIG"
 # Read elsewhere, so no options: settings file, key of the client commands, log level of all processes, models' cache.
-OTHER_VARIABLES = (CONFIG_VARIABLE, "KVGATE_KEY", "KVGATE_LOG_LEVEL", "KVGATE_CACHE_DIR", "KVGATE_NATIVE")
+OTHER_VARIABLES = (
+    CONFIG_VARIABLE,
+    "KVGATE_KEY",
+    "KVGATE_LOG_LEVEL",
+    "KVGATE_CACHE_DIR",
+    "KVGATE_NATIVE",
+    "KVGATE_BENCH_VLLM",
+    "KVGATE_BENCH_LLAMA",
+)
 
 FLAG_NAMES = {
     "server.host": "--host",

@@ -16,7 +16,8 @@ from gateway.core.types import CacheMode
 
 Device = Annotated[int, Field(ge=0)]
 
-KVDtype = Literal["auto", "fp32", "fp16", "bf16"]
+KVDtype = Literal["auto", "fp32", "fp16", "bf16", "int8"]
+VariantDtype = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class Frozen(BaseModel):
@@ -95,6 +96,9 @@ class EngineSettings(Frozen):
     decode_threads: int | None = Field(None, ge=1)
     ready_timeout_seconds: float = Field(300.0, gt=0)
     max_restarts: int = Field(5, ge=0, description="restarts of one instance within a minute before it is given up")
+    kv_cache_variants: tuple[VariantDtype, ...] = Field((), description="other KV dtypes, started when asked for")
+    variant_idle_seconds: float = Field(300.0, gt=0, description="time without a request after which one is stopped")
+    max_variants: int = Field(1, ge=1, description="variants that run at once, besides the main engine")
 
     def public_name(self) -> str:
         """The name clients use: `served_name`, else the last part of the model's path or hub id."""

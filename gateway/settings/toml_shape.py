@@ -34,6 +34,8 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         return tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         raise SettingsError(f"{source}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{source}: not valid TOML: the values are nested too deeply") from None
 
 
 def is_provider_form(tree: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.types import CacheMode, ChatRequest, ModelCard, StreamEvent
+from gateway.core.types import CacheMode, CacheStrategy, ChatRequest, ModelCard, StreamEvent
 
 
 class EventUpstream(Protocol):
@@ -18,6 +18,12 @@ class EventUpstream(Protocol):
 
     def modes(self) -> Sequence[CacheMode]:
         """Modes that can be served at this moment."""
+
+    def variant_of(self, strategy: CacheStrategy) -> str | None:
+        """The KV dtype of the engine variant that will serve this strategy; None = no variant is needed.
+
+        Raises InvalidRequest for a KV dtype that nothing here has.
+        """
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
         """Started, then TextDelta*, then Finished; or a GatewayError, at any point."""

@@ -22,9 +22,10 @@ CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """One instance to run: its role and its EngineConfig as plain JSON values."""
+    """One instance to run: its role, its name in logs and figures, its EngineConfig as plain JSON values."""
 
     role: Role
+    name: str
     config: dict[str, Any]
 
 
@@ -32,7 +33,45 @@ def instance_plans(settings: Settings, engine: EngineSettings, *, num_cores: int
     """The instances that the enabled modes need. Merged first: it is ready first."""
     cores = num_cores or available_cores()
     roles = [role for mode in CacheMode if mode in engine.modes for role in ROLES_OF_MODE[mode]]
-    return [InstancePlan(role, engine_config(settings, engine, role, num_cores=cores)) for role in roles]
+    return [InstancePlan(role, role, engine_config(settings, engine, role, num_cores=cores)) for role in roles]
+
+
+def variant_plans(
+    settings: Settings, engine: EngineSettings, mode: CacheMode, kv_cache_dtype: str, *, num_cores: int | None = None
+) -> list[InstancePlan]:
+    """The instances of one engine variant: as the main engine's of this mode, but for the dtype of the KV cache."""
+    cores = num_cores or available_cores()
+    plans = []
+    for role in ROLES_OF_MODE[mode]:
+        config = engine_config(settings, engine, role, num_cores=cores) | {"kv_cache_dtype": kv_cache_dtype}
+        plans.append(InstancePlan(role, instance_name(role, kv_cache_dtype), config))
+    return plans
+
+
+def instance_name(role: Role, kv_cache_dtype: str | None = None) -> str:
+    """`prefill`, or `prefill[int8]` for an instance of a variant."""
+    return role if kv_cache_dtype is None else f"{role}[{kv_cache_dtype}]"
+
+
+def instance_names(engine: EngineSettings) -> tuple[str, ...]:
+    """Of every instance that may ever run: the closed set of metric labels."""
+    roles = [role for mode in CacheMode if mode in engine.modes for role in ROLES_OF_MODE[mode]]
+    return tuple(instance_name(role, dtype) for dtype in (None, *engine.kv_cache_variants) for role in roles)
+
+
+def variant_cost(settings: Settings, engine: EngineSettings) -> str:
+    """What a variant takes while it runs, for the log."""
+    cache = settings.kv_cache
+    if cache.num_kv_blocks is not None:
+        pool = f"{cache.num_kv_blocks} blocks (num_kv_blocks)"
+    elif cache.kv_cache_gib is not None:
+        pool = f"{cache.kv_cache_gib:g} GiB (kv_cache_gib)"
+    else:
+        pool = "1 GiB on a CPU, or what a CUDA device still has to give"
+    return (
+        f"each of its processes has its own copy of the weights and a KV pool of {pool}; their memory comes back when "
+        f"no request has asked for it for {engine.variant_idle_seconds:g} s"
+    )
 
 
 def engine_config(settings: Settings, engine: EngineSettings, role: Role, *, num_cores: int) -> dict[str, Any]:
@@ -55,6 +94,7 @@ def engine_config(settings: Settings, engine: EngineSettings, role: Role, *, num
         "num_kv_blocks": cache.num_kv_blocks,
         "kv_cache_gib": cache.kv_cache_gib,
         "kv_cache_limit_gib": cache.decode_kv_limit_gb if role == "decode" else None,
+        "auto_kv_dtype_gib": cache.decode_kv_limit_gb if role != "merged" else None,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "max_model_len": engine.max_model_len,
         "max_batched_tokens": scheduler.max_batched_tokens,
@@ -77,22 +117,6 @@ def served_name(engine: EngineSettings) -> str:
         return engine.served_name
     name = engine.model.partition(":")[0].rstrip("/").rpartition("/")[2]
     return name.removesuffix(".gguf") or engine.model
-
-
-def start_notices(settings: Settings, engine: EngineSettings) -> list[str]:
-    """What of the settings has no effect, or not the effect that it may seem to have."""
-    layout, cache = settings.cache_layout, settings.kv_cache
-    notices = []
-    lists = {"prefill_gpus": layout.prefill_gpus, "decode_gpus": layout.decode_gpus, "merged_gpus": layout.merged_gpus}
-    given = [name for name, devices in lists.items() if devices]
-    if given and engine.device == "cpu":
-        notices.append(f"{', '.join(given)}: no effect, since the engine runs on the CPU (engine.device = 'cpu')")
-    elif any(len(lists[name]) > 1 for name in given):
-        several = ", ".join(name for name in given if len(lists[name]) > 1)
-        notices.append(f"{several}: the bundled engine uses one device an instance, the first of the list")
-    if cache.decode_kv_limit_gb is not None and cache.num_kv_blocks is not None:
-        notices.append("decode_kv_limit_gb: no effect, since num_kv_blocks sets the size of every pool")
-    return notices
 
 
 def available_cores() -> int:

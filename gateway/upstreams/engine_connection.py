@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import logging
 
+import msgspec
+
 from backends.protocol.link import FrameLink
 from backends.protocol.messages import (
     Abort,
@@ -71,6 +73,7 @@ class EngineConnection:
         self._channels: dict[str, RequestChannel] = {}
         self._questions: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count(1)
+        self._last_stats: tuple[float, EngineStats] | None = None
 
     @property
     def num_open_requests(self) -> int:
@@ -86,6 +89,13 @@ class EngineConnection:
         self._channels.pop(request_id, None)
         if abort:
             self._link.send(Abort(request_id=request_id))
+
+    def last_stats(self) -> EngineStats | None:
+        """The newest figures that the instance has ever given, with their age."""
+        if self._last_stats is None:
+            return None
+        at, stats = self._last_stats
+        return msgspec.structs.replace(stats, stale_seconds=asyncio.get_running_loop().time() - at)
 
     async def stats(self) -> EngineStats:
         number = next(self._numbers)
@@ -104,9 +114,11 @@ class EngineConnection:
     def take(self, answer: Answer | StatsReport) -> None:
         """Answers to what nobody waits for any more are dropped."""
         if isinstance(answer, StatsReport):
+            stats = next(iter(answer.stats.values()))
+            self._last_stats = (asyncio.get_running_loop().time(), stats)
             question = self._questions.pop(answer.number, None)
             if question is not None and not question.done():
-                question.set_result(next(iter(answer.stats.values())))
+                question.set_result(stats)
             return
         channel = self._channels.get(answer.request_id)
         if channel is not None:
@@ -114,6 +126,7 @@ class EngineConnection:
 
     def lost(self, reason: str) -> None:
         """Everyone who waits hears of it at once."""
+        self._last_stats = None
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.put(self._gone(reason))

@@ -85,9 +85,15 @@ async def spawn_engine(command: Sequence[str], config: dict[str, Any], events: P
         gateway.close()
         control.close()
         raise
-    link: FrameLink[FromEngine] = await open_link(gateway, FromEngine, received=events.received, lost=events.lost)
-    control.setblocking(False)
-    engine = EngineProcess(process, link, control)
+    try:
+        link: FrameLink[FromEngine] = await open_link(gateway, FromEngine, received=events.received, lost=events.lost)
+        control.setblocking(False)
+        engine = EngineProcess(process, link, control)
+    except BaseException:
+        process.kill()  # nobody would ever watch it
+        await process.wait()
+        control.close()
+        raise
     engine.watch(events.exited)
     await _send_config(process, config)
     return engine

@@ -16,7 +16,7 @@ from gateway.upstreams.engine_connection import EngineConnection
 from gateway.upstreams.engine_process import COMMAND
 from gateway.upstreams.instance import EngineInstance
 from gateway.upstreams.pairing import Pairing
-from gateway.upstreams.supervisor import InstanceReport, InstanceState, Policy
+from gateway.upstreams.supervisor import SHUTTING_DOWN, InstanceReport, InstanceState, Policy
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Fleet:
             plan.role: EngineInstance(
                 plan.role,
                 plan.config,
+                name=plan.name,
                 policy=policy,
                 command=command,
                 changed=self._changed,
@@ -45,14 +46,20 @@ class Fleet:
         for instance in self._instances.values():
             instance.start()
 
-    async def stop(self, seconds: float) -> None:
+    def stop_soon(self, reason: str = SHUTTING_DOWN) -> None:
+        """`stop` will follow; an instance that ends before is not started again."""
+        for instance in self._instances.values():
+            instance.stop_soon(reason)
+
+    async def stop(self, seconds: float, reason: str = SHUTTING_DOWN) -> None:
         """Finish what runs within `seconds`. The prefill side ends last: the decode side may still need it."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
+        self.stop_soon(reason)
         takers = [instance for role, instance in self._instances.items() if role != "prefill"]
-        await asyncio.gather(*(instance.stop(seconds) for instance in takers))
+        await asyncio.gather(*(instance.stop(seconds, reason) for instance in takers))
         if "prefill" in self._instances:
-            await self._instances["prefill"].stop(max(0.0, end - loop.time()))
+            await self._instances["prefill"].stop(max(0.0, end - loop.time()), reason)
         if self._pair_timer is not None:
             self._pair_timer.cancel()
 

@@ -19,6 +19,7 @@ from gateway.core.errors import UpstreamGone
 from gateway.upstreams.engine_connection import EngineConnection
 from gateway.upstreams.engine_process import EngineProcess, spawn_engine
 from gateway.upstreams.supervisor import (
+    SHUTTING_DOWN,
     CameUp,
     CouldNotStart,
     Effect,
@@ -32,6 +33,7 @@ from gateway.upstreams.supervisor import (
     ProbeAnswered,
     Start,
     Stop,
+    StopSoon,
     Tick,
 )
 
@@ -49,12 +51,14 @@ class EngineInstance:
         role: Role,
         config: dict[str, Any],
         *,
+        name: str,
         policy: Policy,
         command: Sequence[str],
         changed: Callable[[], None],
         peer_state: Callable[[PeerState], None],
     ) -> None:
         self.role: Role = role
+        self._name = name
         self._config = config
         self._command = command
         self._changed = changed
@@ -92,14 +96,18 @@ class EngineInstance:
         )
 
     def start(self) -> None:
-        self._actor = asyncio.get_running_loop().create_task(self._act(), name=f"{self.role} instance")
+        self._actor = asyncio.get_running_loop().create_task(self._act(), name=f"{self._name} instance")
         self._events.put_nowait(Start())
 
-    async def stop(self, seconds: float) -> None:
+    def stop_soon(self, reason: str = SHUTTING_DOWN) -> None:
+        """`stop` will follow; if the process ends before, that is no failure."""
+        self._events.put_nowait(StopSoon(reason))
+
+    async def stop(self, seconds: float, reason: str = SHUTTING_DOWN) -> None:
         """Let requests finish for that long, then end the process; returns when it is gone."""
         if self._actor is None:
             return
-        self._events.put_nowait(Stop(seconds))
+        self._events.put_nowait(Stop(seconds, reason))
         await self._actor
         self._actor = None
 
@@ -174,10 +182,12 @@ class EngineInstance:
     async def _spawn(self) -> None:
         try:
             self._process = await spawn_engine(self._command, self._config, self)
-        except OSError as error:
+        except Exception as error:  # whatever it is, the instance must not stay "starting" for ever
+            if not isinstance(error, OSError):
+                logger.exception("%s engine: starting it failed", self._name)
             self._events.put_nowait(CouldNotStart(f"no process could be started: {error}", has_process=False))
             return
-        self._connection = EngineConnection(self._process.link, self.role)
+        self._connection = EngineConnection(self._process.link, self._name)
 
     async def _ask(self) -> None:
         if self._connection is None:
@@ -194,4 +204,4 @@ class EngineInstance:
             return
         level = logging.WARNING if state in (InstanceState.RESTARTING, InstanceState.FAILED) else logging.INFO
         reason = f": {self._machine.reason}" if self._machine.reason else ""
-        logger.log(level, "%s engine: %s -> %s%s", self.role, before, state, reason)
+        logger.log(level, "%s engine: %s -> %s%s", self._name, before, state, reason)

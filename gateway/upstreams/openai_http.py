@@ -31,6 +31,7 @@ from gateway.settings.schema import TargetSettings, TimeoutSettings
 from gateway.upstreams.base import RawRequest
 from gateway.upstreams.content_coding import ContentDecoder
 from gateway.upstreams.http_headers import HOP_HEADER, MAX_HOPS, client_credentials, hops, to_client, to_upstream
+from gateway.upstreams.key_blotter import KeyBlotter
 
 _LARGE_BODY = 512 * 1024
 _OURS = ("X-Cache-Mode", "X-Request-Id")  # the service fills them in
@@ -84,7 +85,7 @@ def is_loopback(host: str) -> bool:
 class HttpResponse:
     """An answer whose headers have arrived. Its body is decoded where we know how."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle_seconds: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, idle_seconds: float, *, key: str = "") -> None:
         self.status = response.status
         headers = to_client(response.headers.items())
         self._decoder = ContentDecoder(headers.get("Content-Encoding", ""))
@@ -93,15 +94,16 @@ class HttpResponse:
         self.headers: Mapping[str, str] = CIMultiDict(headers)
         self._response = response
         self._idle_seconds = idle_seconds
+        self._blotter = KeyBlotter(key)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while True:
             chunk = await self._read()
-            if not chunk:
-                return
-            decoded = self._decoder.decode(chunk)
+            decoded = self._blotter.feed(self._decoder.decode(chunk)) if chunk else self._blotter.rest()
             if decoded:
                 yield decoded
+            if not chunk:
+                return
 
     async def _read(self) -> bytes:
         """The next bytes; empty at the end of the body."""
@@ -158,7 +160,7 @@ class OpenAIHttpUpstream:
             self.reachable = False
             raise UpstreamUnreachable(f"Upstream {self.name!r} can't be reached at {url}: {_reason(error)}.") from None
         self.reachable = True
-        return HttpResponse(response, self._timeouts.idle_seconds)
+        return HttpResponse(response, self._timeouts.idle_seconds, key=self._key)
 
     async def _send(self, url: URL, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         limit = self._timeouts.first_byte_seconds

@@ -10,6 +10,7 @@ from backends.protocol.messages import Timings, Usage
 from gateway.core.errors import GatewayError, ModeUnavailable
 from gateway.core.types import (
     CacheMode,
+    CacheStrategy,
     ChatRequest,
     Finished,
     FinishReason,
@@ -52,6 +53,7 @@ class ScriptedUpstream:
     model: str = "scripted"
     max_model_len: int | None = 8192
     served_modes: tuple[CacheMode, ...] = (CacheMode.MERGED, CacheMode.SPLIT)
+    variants: tuple[str, ...] = ()  # KV dtypes served as such; any other is served too
     requests: list[ChatRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -61,6 +63,9 @@ class ScriptedUpstream:
 
     def modes(self) -> Sequence[CacheMode]:
         return self.served_modes
+
+    def variant_of(self, strategy: CacheStrategy) -> str | None:
+        return strategy.kv_cache_dtype if strategy.kv_cache_dtype in self.variants else None
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
         mode = request.strategy.mode

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from backends.protocol.messages import EngineInfo, Role
 
+SHUTTING_DOWN = "the gateway is shutting down"
+
 
 class InstanceState(StrEnum):
     STARTING = "starting"
@@ -89,6 +91,14 @@ class Stop:
     """Finish what runs within `seconds`, then end whatever happens."""
 
     seconds: float
+    reason: str = SHUTTING_DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class StopSoon:
+    """A `Stop` will follow: from now on an end is not a failure. Others may have told the process to end already."""
+
+    reason: str = SHUTTING_DOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ class Tick:
     """`deadline` may have come."""
 
 
-Event = Start | CameUp | CouldNotStart | LinkLost | Exited | ProbeAnswered | Stop | Tick
+Event = Start | CameUp | CouldNotStart | LinkLost | Exited | ProbeAnswered | Stop | StopSoon | Tick
 
 
 class Effect(StrEnum):
@@ -122,6 +132,7 @@ class InstanceMachine:
         self._probing = False
         self._ending = False  # the process is ending, or was told to: the next deadline kills it
         self._why = ""  # what made us end it; says more than that it was killed
+        self._stop_reason = ""  # why a `Stop` will follow
         self._hopeless = False  # it said that it can't serve: a restart would say the same
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -139,8 +150,10 @@ class InstanceMachine:
                 self._exited(reason, now)
             case ProbeAnswered():
                 self._probe_answered(now)
-            case Stop(seconds=seconds):
-                effects = self._stop(seconds, now)
+            case Stop(seconds=seconds, reason=reason):
+                effects = self._stop(seconds, reason, now)
+            case StopSoon(reason=reason):
+                self._stop_reason = reason
             case Tick():
                 effects = self._tick(now) if self.deadline is not None and now >= self.deadline else []
         return effects
@@ -184,15 +197,15 @@ class InstanceMachine:
         if self.state is InstanceState.DRAINING:
             return
         if self.state is InstanceState.READY:
-            self.state, self.info = InstanceState.RESTARTING, None
-            self.reason = "its connection ended"
+            self.state = InstanceState.DRAINING if self._stop_reason else InstanceState.RESTARTING
+            self.reason, self.info = self._stop_reason or "its connection ended", None
         self._ending = True
         self.deadline = now + self._policy.exit_seconds
 
     def _exited(self, reason: str, now: float) -> None:
         self.info = None
         self.deadline = None
-        if self.state in (InstanceState.DRAINING, InstanceState.STOPPED):
+        if self._stop_reason or self.state in (InstanceState.DRAINING, InstanceState.STOPPED):
             self.state = InstanceState.STOPPED
             return
         self.reason = self._why or reason
@@ -210,13 +223,13 @@ class InstanceMachine:
         while self._restarts and self._restarts[0] <= now - self._policy.restart_window_seconds:
             self._restarts.popleft()
 
-    def _stop(self, seconds: float, now: float) -> list[Effect]:
+    def _stop(self, seconds: float, reason: str, now: float) -> list[Effect]:
         before = self.state
         if before in (InstanceState.DRAINING, InstanceState.STOPPED):
             return []
         has_no_process = before is InstanceState.FAILED or (before is InstanceState.RESTARTING and not self._ending)
         self.state = InstanceState.STOPPED if has_no_process else InstanceState.DRAINING
-        self.reason = "the gateway is shutting down"
+        self.reason = reason
         if has_no_process:
             self.deadline = None
             return []

@@ -16,6 +16,7 @@ from gateway.core.types import ModelCard
 from gateway.service import Body
 from gateway.web.body import read_body
 from gateway.web.keys import (
+    CLIENT_KEY,
     ENGINE,
     METRICS,
     NOTICES,
@@ -26,6 +27,7 @@ from gateway.web.keys import (
     STARTED_AT,
     TARGETS,
     EngineControl,
+    VariantControl,
 )
 from gateway.web.paths import Place
 
@@ -43,8 +45,11 @@ def _version() -> str:
         return "unknown"
 
 
+_VERSION = _version()  # read once: a probe must not need a file, least of all when no more can be opened
+
+
 async def health(_request: web.Request, _place: Place) -> web.Response:
-    return _json({"status": "ok", "name": "kvgate", "version": _version()})
+    return _json({"status": "ok", "name": "kvgate", "version": _VERSION})
 
 
 async def ready(request: web.Request, _place: Place) -> web.Response:
@@ -55,11 +60,16 @@ async def ready(request: web.Request, _place: Place) -> web.Response:
     targets: dict[str, dict[str, Any]] = {
         name: {"kind": "openai", "reachable": target.reachable} for name, target in app[TARGETS].items()
     }
-    state: dict[str, Any] = {"targets": targets, "default_mode": mode, "notices": app[NOTICES], "version": _version()}
+    state: dict[str, Any] = {"targets": targets, "default_mode": mode, "notices": app[NOTICES], "version": _VERSION}
     is_ready = engine is None and bool(targets)
     if engine is not None:
         is_ready = mode in engine.modes()
-        targets[engine.name] = {"kind": "engine", "modes": list(engine.modes()), "instances": _instances(engine)}
+        targets[engine.name] = {
+            "kind": "engine",
+            "modes": list(engine.modes()),
+            "instances": _instances(engine),
+            "variants": _variants(engine),
+        }
     return _json({"ready": is_ready, **state}, 200 if is_ready else 503)
 
 
@@ -67,6 +77,11 @@ def _instances(engine: object) -> Any:
     """The state of each instance as plain values, without paths of this machine."""
     state = engine.ready_state() if isinstance(engine, EngineControl) else []
     return _without(msgspec.to_builtins(state), "model_path")
+
+
+def _variants(engine: object) -> Any:
+    """The state of each engine variant; readiness doesn't depend on it."""
+    return msgspec.to_builtins(engine.variant_state()) if isinstance(engine, VariantControl) else []
 
 
 def _without(value: Any, name: str) -> Any:
@@ -78,7 +93,9 @@ def _without(value: Any, name: str) -> Any:
 async def metrics(request: web.Request, _place: Place) -> web.Response:
     app = request.app
     if ENGINE in app and isinstance(app[ENGINE], EngineControl):
-        app[METRICS].set_engines(await _stats(app), ROLES)
+        engine = app[ENGINE]
+        names = engine.instance_names() if isinstance(engine, VariantControl) else ()
+        app[METRICS].set_engines(await _stats(app), tuple(dict.fromkeys([*ROLES, *names])))
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=app[METRICS].render(), headers=headers)
 
@@ -99,7 +116,7 @@ async def engines(request: web.Request, _place: Place) -> web.Response:
     stats = await _stats(request.app)
     figures = {role: _plain(entry) for role, entry in stats.items()}
     engine = request.app.get(ENGINE)
-    return _json({"engines": figures, "instances": _instances(engine)})
+    return _json({"engines": figures, "instances": _instances(engine), "variants": _variants(engine)})
 
 
 def _plain(stats: EngineStats) -> dict[str, Any]:
@@ -120,8 +137,8 @@ async def reset_peaks(request: web.Request, _place: Place) -> web.Response:
 
 
 async def record(request: web.Request, place: Place) -> web.Response:
-    found = request.app[RECORDS].get(place.tail)
-    if found is None:
+    found, key = request.app[RECORDS].get(place.tail), request.get(CLIENT_KEY)
+    if found is None or (key is not None and found.key_name != key.name):
         raise NotFound("No finished request has this id, or it is too long ago.")
     return _json(found)
 

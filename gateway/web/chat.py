@@ -9,9 +9,11 @@ from aiohttp import web
 
 from gateway.core.errors import GatewayError, InternalError, UpstreamTimeout
 from gateway.dialects import openai_chat, openai_completions
-from gateway.service import Body, Call, ChatService, Dialect, Exchange, Outcome
+from gateway.service import BACKEND_HEADER, Body, Call, ChatService, Dialect, Exchange, Outcome
+from gateway.strategy import resolve
 from gateway.web.body import read_body
 from gateway.web.errors import error_response, status_of
+from gateway.web.guard import check_said_once
 from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, SETTINGS
 from gateway.web.paths import Place
 from gateway.web.sse import SseSender
@@ -35,6 +37,7 @@ async def completions(request: web.Request, place: Place) -> web.StreamResponse:
 async def _read_call(request: web.Request, place: Place, dialect: Dialect) -> Call:
     arrived_at = asyncio.get_running_loop().time()  # monotonic; before the body, which may take long to come
     settings = request.app[SETTINGS]
+    _check_choices(request)
     data = await read_body(request, int(settings.limits.max_request_mib * 1024**2))
     return Call(
         request_id=request[REQUEST_ID],
@@ -47,6 +50,14 @@ async def _read_call(request: web.Request, place: Place, dialect: Dialect) -> Ca
         client_request_id=request.get(CLIENT_REQUEST_ID),
         arrived_at=arrived_at,
     )
+
+
+def _check_choices(request: web.Request) -> None:
+    """Headers and query fields that choose who serves, and how, say one thing each."""
+    for name in (resolve.HEADER, BACKEND_HEADER):
+        check_said_once(name, request.headers.getall(name, ()))
+    for name in resolve.QUERY_FIELDS:
+        check_said_once(f"query {name}", request.query.getall(name, ()))
 
 
 async def _answer(request: web.Request, call: Call) -> web.StreamResponse:

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from gateway.core.errors import Forbidden, Unauthorized
+from gateway.core.errors import Forbidden, InvalidRequest, Unauthorized
 from gateway.settings.schema import KeySettings, ServerSettings
 from gateway.upstreams.openai_http import is_loopback
 
@@ -51,6 +51,12 @@ def check_origin(origin: str | None, host: str | None) -> None:
         raise Forbidden("Requests from web pages of another origin are not served.")
 
 
+def check_said_once(name: str, values: Sequence[str]) -> None:
+    """Which of two different values would count is a guess, of ours or of a proxy in front."""
+    if len({value.strip().lower() for value in values}) > 1:
+        raise InvalidRequest(f"{name} is given {len(values)} times with different values. Send it once.", param=name)
+
+
 def check_key(authorization: Sequence[str], api_key: Sequence[str], keys: Sequence[KeySettings]) -> KeySettings | None:
     """The key that a request carries, in either header. Without configured keys everyone may come in."""
     if not keys:
@@ -72,8 +78,9 @@ def _bearer(value: str) -> str:
 def _match(given: str, keys: Sequence[KeySettings]) -> KeySettings:
     """Compares with every key, so that the time taken says nothing about any of them."""
     found: KeySettings | None = None
+    sent = given.encode("utf-8", "surrogateescape")  # a header may hold any bytes
     for key in keys:
-        if hmac.compare_digest(given.encode(), key.key.get_secret_value().strip().encode()):
+        if hmac.compare_digest(sent, key.key.get_secret_value().strip().encode()):
             found = key
     if found is None:
         raise Unauthorized("The API key is not one of this gateway's keys.")

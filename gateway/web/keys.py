@@ -27,6 +27,16 @@ class EngineControl(Protocol):
     def ready_state(self) -> Any: ...
 
 
+@runtime_checkable
+class VariantControl(Protocol):
+    """What can be asked of an engine that starts variants on demand."""
+
+    def variant_state(self) -> Any: ...
+
+    def instance_names(self) -> Sequence[str]:
+        """Every name under which there may ever be figures: the closed set of the metrics' label."""
+
+
 SETTINGS = web.AppKey("settings", Settings)
 SERVICE = web.AppKey("service", ChatService)
 METRICS = web.AppKey("metrics", Metrics)

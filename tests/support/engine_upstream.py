@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ async def running_upstream(
     policy: Policy = QUICK,
     wait_ready: bool = True,
     shutdown_seconds: float = 5.0,
+    engine_options: Mapping[str, Any] | None = None,
     **scheduler: int,
 ) -> AsyncIterator[EngineUpstream]:
     settings = Settings(
@@ -34,7 +35,7 @@ async def running_upstream(
         kv_cache=KVCacheSettings(num_kv_blocks=1024),
         scheduler=SchedulerSettings(**scheduler),
     )
-    engine = EngineSettings(model=f"scripted:{script}", device="cpu", modes=modes)
+    engine = EngineSettings(model=f"scripted:{script}", device="cpu", modes=modes, **(engine_options or {}))
     upstream = EngineUpstream(settings, engine, policy=policy, num_cores=1)
     await upstream.start()
     try:
@@ -45,19 +46,19 @@ async def running_upstream(
         await asyncio.wait_for(upstream.close(), DEADLINE_SECONDS)
 
 
-def make_request(mode: CacheMode, text: str = "a b c", **sampling: Any) -> ChatRequest:
+def make_request(mode: CacheMode, text: str = "a b c", *, kv_cache_dtype: str = "auto", **sampling: Any) -> ChatRequest:
     return ChatRequest(
         request_id=f"request-{next(_ids)}",
         model="scripted",
         prompt=ChatPrompt(messages=[{"role": "user", "content": text}]),
         sampling=SamplingParams(**sampling),
-        strategy=CacheStrategy(mode, StrategySource.DEFAULT),
+        strategy=CacheStrategy(mode, StrategySource.DEFAULT, kv_cache_dtype=kv_cache_dtype),
         stream=True,
     )
 
 
-def endless(mode: CacheMode, text: str = "a b c") -> ChatRequest:
-    return make_request(mode, text, max_tokens=5000, ignore_eos=True)
+def endless(mode: CacheMode, text: str = "a b c", *, kv_cache_dtype: str = "auto") -> ChatRequest:
+    return make_request(mode, text, kv_cache_dtype=kv_cache_dtype, max_tokens=5000, ignore_eos=True)
 
 
 async def read_text(upstream: EngineUpstream, request: ChatRequest, first: asyncio.Event | None = None) -> str:

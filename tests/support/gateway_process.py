@@ -160,8 +160,9 @@ def _find_states(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("state"), str):
             yield value["state"]
-        for inner in value.values():
-            yield from _find_states(inner)
+        for key, inner in value.items():
+            if key != "variants":  # they are started on demand
+                yield from _find_states(inner)
     elif isinstance(value, list):
         for inner in value:
             yield from _find_states(inner)

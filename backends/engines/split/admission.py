@@ -6,6 +6,7 @@ import msgspec
 
 from backends.core.errors import RequestRefused
 from backends.core.request import Request
+from backends.core.sampling_check import scoring_chunk
 from backends.protocol.messages import EngineInfo, Prefill, TransferMode
 
 
@@ -33,14 +34,20 @@ def check_queue(num_waiting: int, *, max_waiting: int) -> None:
 
 
 def prefill_message(request: Request, block_ids: tuple[int, ...], *, default_mode: TransferMode) -> Prefill:
-    """A chunk size has no effect in split: no decode step is there to make room for."""
+    """A chunk size has no effect in split: no decode step is there to make room for.
+
+    Of a grammar, the first token's mask is all that the prefill side needs.
+    """
+    params = request.sampling
+    chunk_size = None if params.prompt_logprobs is None else scoring_chunk(request.cache.chunk_size)
     return Prefill(
         request_id=request.request_id,
         token_ids=request.prompt_token_ids,
         block_ids=list(block_ids),
-        sampling=request.sampling,
-        cache=msgspec.structs.replace(request.cache, chunk_size=None),
+        sampling=msgspec.structs.replace(params, grammar=None, stop=()),
+        cache=msgspec.structs.replace(request.cache, chunk_size=chunk_size),
         transfer_mode=request.cache.transfer_mode or default_mode,
         seed=request.seed,
         eos_token_ids=sorted(request.eos_token_ids),
+        allowed_first_tokens=None if request.grammar is None else request.grammar.allowed(()),
     )

@@ -94,6 +94,7 @@ class DecodeEngine:
         self._kv_memory = kv_memory
         self._emit = emit
         self._max_waiting = max_waiting
+        self._max_num_seqs = max_num_seqs
         self._transfer_mode: TransferMode = transfer_mode
         self._clock = clock
         self._loop = AnswerLoop(scheduler, stepper, outputs, clock=clock)
@@ -212,7 +213,8 @@ class DecodeEngine:
         if self._link is None or self._peer_info is None:
             raise RequestRefused("peer_lost", NO_PEER)
         check_fits_peer(request, self._peer_info)
-        check_queue(self._handoff.count(Phase.WAITING), max_waiting=self._max_waiting)
+        seats = self._max_num_seqs - self._handoff.count(Phase.PREFILLING, Phase.DECODING, Phase.CANCELLING)
+        check_queue(self._handoff.count(Phase.WAITING), max_waiting=self._max_waiting + max(0, seats))
 
     def _start_prefills(self) -> None:
         """Reserve blocks for waiting requests, in order, while there is room: this is the back-pressure."""

@@ -34,6 +34,10 @@ class PrefillReports:
         """Put the first token and the prompt's progress on the request."""
         prefilled = self._reports[request.request_id].prefilled
         request.output_token_ids.append(prefilled.token_id)
+        if prefilled.score is not None:
+            request.output_scores.append(prefilled.score)
+        if prefilled.prompt_scores:  # another choice of the same prompt has them already
+            request.prompt_scores = prefilled.prompt_scores
         request.num_computed_tokens = request.num_prompt_tokens
         request.num_cached_tokens = prefilled.cached_tokens
         request.first_scheduled_at = prefilled.first_scheduled_at

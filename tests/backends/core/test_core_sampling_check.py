@@ -42,6 +42,11 @@ def test_values_at_the_edges_of_their_ranges_pass(params):
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -1, "at least 1"),
         ("min_tokens", -1, "at least 0"),
+        ("n", 0, "from 1 to 8"),
+        ("n", 9, "from 1 to 8"),
+        ("logprobs", -1, "from 0 to 20"),
+        ("logprobs", 21, "from 0 to 20"),
+        ("prompt_logprobs", 21, "from 0 to 20"),
         ("stop", ("a",) * 17, "at most 16"),
         ("stop", ("a", ""), "at least one character"),
         ("stop_token_ids", (10,), "from 0 to 9"),
@@ -63,3 +68,9 @@ def test_more_tokens_at_least_than_at_most_are_refused():
     with pytest.raises(RequestRefused, match="at most max_tokens, 3") as refusal:
         check_sampling(SamplingParams(min_tokens=4, max_tokens=3), vocab_size=10)
     assert refusal.value.param == "min_tokens"
+
+
+def test_an_answer_of_no_tokens_is_allowed_to_an_echo_alone():
+    check_sampling(SamplingParams(max_tokens=0, echo=True), vocab_size=10)
+    with pytest.raises(RequestRefused, match="0 with echo"):
+        check_sampling(SamplingParams(max_tokens=0), vocab_size=10)

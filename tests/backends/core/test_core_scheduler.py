@@ -100,13 +100,22 @@ def test_no_more_requests_run_than_allowed():
 
 
 def test_a_full_queue_refuses_by_name():
-    scheduler = make_scheduler(max_waiting=2)
-    scheduler.add(make_request("a"))
-    scheduler.add(make_request("b"))
-    with pytest.raises(RequestRefused, match="2 requests are waiting") as refusal:
-        scheduler.add(make_request("c"))
+    scheduler = make_scheduler(max_waiting=2, max_num_seqs=1)
+    for name in "abc":  # one takes the free seat, two wait
+        scheduler.add(make_request(name))
+    with pytest.raises(RequestRefused, match="requests are waiting") as refusal:
+        scheduler.add(make_request("d"))
     assert refusal.value.code == "queue_full"
-    assert scheduler.num_waiting == 2
+    assert scheduler.num_waiting == 3
+
+
+def test_without_a_queue_free_seats_are_still_taken():
+    scheduler = make_scheduler(max_waiting=0, max_num_seqs=2)
+    scheduler.add(make_request("a"))
+    scheduler.schedule()
+    scheduler.add(make_request("b"))
+    with pytest.raises(RequestRefused, match="requests are waiting"):
+        scheduler.add(make_request("c"))
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_both_sizes():

@@ -35,6 +35,7 @@ def build(folder: Path, emitted: list[FromEngine], **kwargs: Any) -> BuiltMerged
         dtype="fp32",
         weight_dtype="fp32",
         num_threads=1,
+        compiled_rows=8,
         **{"num_kv_blocks": 64, "block_size": 4, **kwargs},
     )
     return build_merged(config, emitted.append)

@@ -60,7 +60,8 @@ class Workload(RuleBasedStateMachine):
         prompt = [(text * 7 + position) % 11 for position in range(num_shared)] + tail
         num_slots = self.config["num_blocks"] * self.config["block_size"]
         stats = self.harness.engine.stats()
-        if len(prompt) + 1 > num_slots or stats.num_waiting >= self.config["max_waiting"]:
+        seats = max(0, self.config["max_num_seqs"] - stats.num_running)
+        if len(prompt) + 1 > num_slots or stats.num_waiting >= self.config["max_waiting"] + seats:
             with pytest.raises(RequestRefused, match=r"can never fit|are waiting"):
                 self.harness.submit(request_id, prompt, max_tokens=max_tokens, cache=cache)
             return

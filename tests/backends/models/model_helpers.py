@@ -131,7 +131,7 @@ class Driver:
         kv_dtype: str = "auto",
     ) -> None:
         self.cache = PagedKVCache.allocate(loaded.spec, num_blocks, block_size, kv_dtype)
-        self.cache.tensor.fill_(float("nan"))
+        self.cache.tensor.view(torch.uint8).fill_(255)  # NaN in every float type, and as the scale of an int8 row
         step = make_native_step(loaded, self.cache.tensor) if compiled else None
         self.runner = ModelRunner(loaded, self.cache, decode_step=step)
         self.free = list(range(num_blocks))

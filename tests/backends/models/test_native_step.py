@@ -53,7 +53,7 @@ def test_more_rows_than_the_kernel_takes_at_once_are_done_in_parts(tmp_path: Pat
 
 
 @pytest.mark.parametrize("weight_dtype", ["bf16", "int8", "int4", "fp32"])
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp32", "fp16"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp32", "fp16", "int8"])
 def test_every_form_of_weights_gives_logits_close_to_the_torch_path(tmp_path: Path, weight_dtype: str, kv_dtype: str):
     folder = make_folder(tmp_path, "Llama", {"attention_bias": True, "initializer_range": 0.1}, dtype=torch.bfloat16)
     loaded = load_model(folder, dtype="bf16", weight_dtype=weight_dtype)

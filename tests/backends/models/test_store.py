@@ -14,7 +14,7 @@ import pytest
 from tiny_gguf import write_gguf, write_wheel
 
 from backends.models.bundled import SMOLLM2, BundledModel, find_bundled, pip_download, sha256_of
-from backends.models.cache import ModelUnavailable, building, folder_for, models_dir, read_complete
+from backends.models.cache import FORMAT, ModelUnavailable, building, folder_for, models_dir, read_complete
 from backends.models.cli import main
 from backends.models.store import find_ready, list_models, pull_bundled, pull_model, resolve_model
 
@@ -75,7 +75,7 @@ def complete_folder(folder: Path) -> Path:
 
 def mark(folder: Path, model: BundledModel) -> None:
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
-    marker = {"format": 1, "name": model.name, "source": {"file": model.file}, "files": files}
+    marker = {"format": FORMAT, "name": model.name, "source": {"file": model.file}, "files": files}
     (folder / "kvgate.json").write_text(json.dumps(marker))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_compiler_that_fails_is_named_with_its_first_line(
 
     with pytest.raises(BuildFailed, match="no such thing"):
         library_path()
-    assert list(fresh_cache.iterdir()) == []
+    assert [path.name for path in fresh_cache.iterdir()] == [".lock"]
 
 
 def test_without_openmp_the_kernels_are_built_for_one_thread(
@@ -42,6 +43,16 @@ def test_without_openmp_the_kernels_are_built_for_one_thread(
     monkeypatch.setenv("CC", script(tmp_path, works))
 
     assert library_path().read_text() == "lib\n"
+
+
+def test_starts_at_the_same_time_compile_once(fresh_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = 'for a in "$@"; do [ "$last" = -o ] && echo lib > "$a"; last=$a; done'
+    monkeypatch.setenv("CC", script(tmp_path, f"echo built >> {tmp_path}/count; sleep 0.2; {made}"))
+    with ThreadPoolExecutor(3) as pool:
+        paths = {future.result() for future in [pool.submit(library_path) for _ in range(3)]}
+
+    assert len(paths) == 1
+    assert (tmp_path / "count").read_text() == "built\n"
 
 
 def test_a_library_is_built_once_and_again_for_another_compiler(

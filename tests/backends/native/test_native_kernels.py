@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
+from backends.attention.kv_rows import decode_rows, row_width, write_rows
 from backends.native import library
 from backends.native.library import PackedMatrix, WeightKind
 
@@ -61,9 +62,20 @@ def test_sizes_that_do_not_fit_are_refused():
         PackedMatrix.pack(WeightKind.FP32, torch.zeros(8, 32))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+def poisoned_cache(num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """NaN in every float type, and as the scale of every int8 row."""
+    cache = torch.empty(num_blocks, block_size, kv_heads, row_width(head_dim, dtype), dtype=dtype)
+    cache.view(torch.uint8).fill_(255)
+    return cache
+
+
+def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return decode_rows(cache.flatten(0, 1)[slots], torch.float32)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int8]),
     lengths=st.lists(st.integers(1, 700), min_size=1, max_size=5),
     group=st.integers(1, 4),
     kv_heads=st.integers(1, 3),
@@ -85,16 +97,16 @@ def test_attention_equals_sdpa_over_gathered_blocks(
     torch.manual_seed(len(lengths) + lengths[0])
     width = -(-max(lengths) // block_size)
     num_blocks = width * len(lengths) + 2
-    keys, values = (torch.full((num_blocks, block_size, kv_heads, head_dim), float("nan"), dtype=dtype) for _ in "kv")
+    keys, values = (poisoned_cache(num_blocks, block_size, kv_heads, head_dim, dtype) for _ in "kv")
     tables = torch.randperm(num_blocks)[: width * len(lengths)].view(len(lengths), width).to(torch.int32)
     query = torch.randn(len(lengths), kv_heads * group, head_dim)
     expected = []
     for row, length in enumerate(lengths):
         slots = (tables[row].long()[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
         for cache in (keys, values):
-            cache.view(-1, kv_heads, head_dim)[slots] = torch.randn(length, kv_heads, head_dim).to(dtype)
+            write_rows(cache.flatten(0, 1), slots, torch.randn(length, kv_heads, head_dim))
         first = max(0, length - window) if window else 0
-        k, v = (c.view(-1, kv_heads, head_dim)[slots[first:]].float().transpose(0, 1) for c in (keys, values))
+        k, v = (read(c, slots[first:]).transpose(0, 1) for c in (keys, values))
         expected.append(scaled_dot_product_attention(query[row][:, None], k, v, enable_gqa=True)[:, 0])
     last = torch.tensor(lengths, dtype=torch.int32)
     first_keys = (last - window).clamp(min=0) if window else torch.zeros_like(last)
@@ -106,7 +118,7 @@ def test_attention_equals_sdpa_over_gathered_blocks(
     torch.testing.assert_close(got, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     start=st.integers(0, 200),
     num_tokens=st.integers(1, 150),
@@ -115,6 +127,7 @@ def test_attention_equals_sdpa_over_gathered_blocks(
     head_dim=st.sampled_from([32, 64, 96, 128]),
     block_size=st.sampled_from([1, 8, 16]),
     window=st.sampled_from([None, 1, 5, 64, 100]),
+    dtype=st.sampled_from([torch.bfloat16, torch.int8]),
     threads=st.integers(1, 2),
 )
 def test_a_chunk_in_bf16_is_as_close_to_fp32_attention_as_bf16_allows(
@@ -125,16 +138,17 @@ def test_a_chunk_in_bf16_is_as_close_to_fp32_attention_as_bf16_allows(
     head_dim: int,
     block_size: int,
     window: int | None,
+    dtype: torch.dtype,
     threads: int,
 ):
     torch.manual_seed(start * 200 + num_tokens)
     stop = start + num_tokens
     width = -(-stop // block_size)
-    keys, values = (torch.full((width + 2, block_size, kv_heads, head_dim), float("nan")).bfloat16() for _ in "kv")
+    keys, values = (poisoned_cache(width + 2, block_size, kv_heads, head_dim, dtype) for _ in "kv")
     table = torch.randperm(width + 2)[:width].to(torch.int32)
     slots = (table.long()[:, None] * block_size + torch.arange(block_size)).flatten()[:stop]
     for cache in (keys, values):
-        cache.view(-1, kv_heads, head_dim)[slots] = torch.randn(stop, kv_heads, head_dim).bfloat16()
+        write_rows(cache.flatten(0, 1), slots, torch.randn(stop, kv_heads, head_dim))
     query = torch.randn(num_tokens, kv_heads * group, head_dim).bfloat16()
     if not library.can_prefill(query, keys):
         pytest.skip("this processor has no bf16 instructions")
@@ -143,7 +157,7 @@ def test_a_chunk_in_bf16_is_as_close_to_fp32_attention_as_bf16_allows(
         query, (keys, values), table, start=start, scale=head_dim**-0.5, window=window, num_threads=threads
     )
 
-    k, v = (cache.view(-1, kv_heads, head_dim)[slots].float().transpose(0, 1) for cache in (keys, values))
+    k, v = (read(cache, slots).transpose(0, 1) for cache in (keys, values))
     rows, columns = torch.arange(start, stop)[:, None], torch.arange(stop)[None]
     visible = (columns <= rows) & ((columns > rows - window) if window else torch.ones(1, dtype=torch.bool))
     expected = scaled_dot_product_attention(query.float().transpose(0, 1), k, v, attn_mask=visible, enable_gqa=True)

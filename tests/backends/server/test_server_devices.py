@@ -6,7 +6,7 @@ import pytest
 
 from backends.config import EngineConfig
 from backends.protocol.messages import Role
-from backends.server.devices import resolve_device
+from backends.server.devices import device_notices, resolve_device
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,20 @@ def test_a_pool_is_never_larger_than_its_limit(
     config = EngineConfig(role="decode", model="m", device=device, kv_cache_gib=size, kv_cache_limit_gib=limit)
 
     assert resolve_device(config, lambda: True).kv_cache_gib == resolved
+
+
+@pytest.mark.parametrize(
+    ("role", "device", "has_cuda", "said"),
+    [
+        ("decode", "auto:0", True, True),
+        ("prefill", "auto:0", True, False),
+        ("merged", "auto:0", True, False),
+        ("decode", "auto:0", False, False),
+        ("decode", "cpu", True, False),
+    ],
+)
+def test_that_auto_leaves_split_on_the_cpu_is_said_once(role: Role, device: str, has_cuda: bool, said: bool):
+    notices = device_notices(EngineConfig(role=role, model="m", device=device), lambda: has_cuda)
+
+    assert bool(notices) == said
+    assert all("Split runs on the CPU" in notice for notice in notices)

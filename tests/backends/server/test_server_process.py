@@ -6,18 +6,23 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from backends.protocol.framing import Decoder, Encoder
 from backends.protocol.messages import (
     Abort,
     Accepted,
     Done,
     Drain,
     Failed,
+    FromPrefill,
     Generate,
     GetStats,
+    Pair,
+    PairRefused,
     PeerState,
     Ready,
     StartFailed,
@@ -26,7 +31,7 @@ from backends.protocol.messages import (
     TokenChunk,
 )
 from backends.server.control import PEER_TAG
-from support.engine_child import EngineChild, engine_child
+from support.engine_child import DEADLINE_SECONDS, EngineChild, engine_child
 from support.gateway_process import wait_until
 
 ENDLESS = 5000
@@ -89,18 +94,33 @@ def test_an_engine_that_breaks_ends_its_process_with_its_own_code():
         assert child.exit_code() == 70
 
 
+def first_refused(child: EngineChild) -> Failed:
+    """Ask until a request is refused: the signal and the requests come by different ways, in no order."""
+    for number in range(1000):
+        name = f"new{number}"
+        child.generate(name, max_tokens=1)
+        while (answer := child.read()) is not None:
+            if isinstance(answer, Failed):
+                assert answer.request_id == name
+                return answer
+            if isinstance(answer, Accepted) and answer.request_id == name:
+                break
+    raise AssertionError("nothing was refused")
+
+
 def test_sigterm_finishes_what_runs_refuses_what_is_new_and_exits_cleanly():
     with engine_child(model="scripted:delay=0.005") as child:
         child.read_until(Ready)
-        child.generate("runs", max_tokens=100, ignore_eos=True)
+        child.generate("runs", max_tokens=200, ignore_eos=True)
         child.read_until(TokenChunk)
         child.process.send_signal(signal.SIGTERM)
-        child.generate("new")
-        late = child.read_until(Failed)
+        late = first_refused(child)
         done = child.read_until(Done)
+        while done.request_id != "runs":
+            done = child.read_until(Done)
 
-        assert (late.request_id, late.code) == ("new", "draining")
-        assert (done.request_id, done.finish_reason, done.usage.completion_tokens) == ("runs", "length", 100)
+        assert late.code == "draining"
+        assert (done.finish_reason, done.usage.completion_tokens) == ("length", 200)
         assert child.read() is None
         assert child.exit_code() == 0
 
@@ -213,6 +233,21 @@ def test_sides_that_differ_do_not_pair_and_say_what_differs():
 
         assert not state.connected
         assert "block_size" in state.reason
+
+
+def test_a_decode_side_of_another_version_is_refused_by_the_prefill_side():
+    with engine_child(role="prefill") as prefill:
+        info = prefill.read_until(Ready).info
+        ours, theirs = socket.socketpair()
+        with ours, theirs, tempfile.TemporaryFile() as memory:
+            socket.send_fds(prefill.control, [PEER_TAG], [theirs.fileno()])
+            pair = Pair(info=info, kv_memory_bytes=0, protocol_version=99)
+            socket.send_fds(ours, [Encoder().encode(pair)], [memory.fileno()])
+            ours.settimeout(DEADLINE_SECONDS)
+            (answer,) = Decoder(FromPrefill).feed(ours.recv(65536))
+
+    assert isinstance(answer, PairRefused)
+    assert "version 99" in answer.reason
 
 
 def test_a_new_prefill_side_takes_the_place_of_the_old():

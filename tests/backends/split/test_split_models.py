@@ -118,12 +118,12 @@ class Merged(Answers):
 class Split(Answers):
     """Both sides in this thread; copies run in their pool."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, decode: EngineConfig | None = None) -> None:
         super().__init__()
         self._woken = threading.Event()
         self._to_prefill: deque[ToPrefill] = deque()
         self._from_prefill: deque[FromPrefill] = deque()
-        self.decode = build_decode(as_role(config, "decode"), self.emitted.append).engine
+        self.decode = build_decode(as_role(decode or config, "decode"), self.emitted.append).engine
         self.prefill = build_prefill(as_role(config, "prefill"), self._woken.set).engine
         self.engine = self.decode
         refusal = self.prefill.pair(
@@ -169,6 +169,7 @@ def make_config(folder: Path, **changes: Any) -> EngineConfig:
         "dtype": "fp32",
         "num_kv_blocks": 48,
         "num_threads": 1,
+        "compiled_rows": 8,
         "handoff_timeout_seconds": 60.0,
     }
     return EngineConfig(**(values | changes))
@@ -179,11 +180,15 @@ def make_prompts(vocab_size: int) -> list[list[int]]:
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in LENGTHS]
 
 
-def make_folder(folder: Path, family: str) -> int:
+def make_folder(folder: Path, family: str, *, key_bias: float = 0.0) -> int:
     vocab_size = make_tokenizer(folder)
     torch.manual_seed(7)
     config = getattr(transformers, f"{family}Config")(**(SIZES | FAMILIES[family] | {"vocab_size": vocab_size}))
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            parameter.data.add_(torch.randn_like(parameter) * key_bias)
+    model.save_pretrained(folder)
     return vocab_size
 
 
@@ -275,13 +280,52 @@ def test_sampling_is_the_same_in_both_layouts(
         assert [len(answer) for answer in answers] == [7] * len(LENGTHS)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_low_precision_kv_arrives_bit_for_bit(llama: Case, dtype: str, opened: Callable[[Answers], Any]) -> None:
-    config = make_config(llama.folder, kv_cache_dtype=dtype)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "int8"])
+@pytest.mark.parametrize("mode", ["layer", "request"])
+def test_low_precision_kv_arrives_bit_for_bit(
+    llama: Case, dtype: str, mode: str, opened: Callable[[Answers], Any]
+) -> None:
+    config = make_config(llama.folder, kv_cache_dtype=dtype, transfer_mode=mode, prefill_chunk_tokens=13)
     split, merged = opened(Split(config)), opened(Merged(config))
+    answers = merged.ask(llama.prompts)
 
-    assert split.ask(llama.prompts) == merged.ask(llama.prompts)
+    assert split.ask(llama.prompts) == answers
     assert split.last_done().timings.transfer_bytes == LENGTHS[-1] * split.decode.info.kv_bytes_per_token
+    assert split.ask(llama.prompts) == answers  # once more, now with prefix hits
+    assert split.prefill.stats().prefix_hit_tokens == 16 + 32
+    assert merged.ask(llama.prompts) == answers
+
+
+@pytest.mark.parametrize("mode", ["layer", "request"])
+def test_int8_kv_of_keys_with_large_biases_is_the_same_in_both_layouts(
+    tmp_path: Path, mode: str, opened: Callable[[Answers], Any]
+) -> None:
+    """Qwen2 has them, and they make a few elements of a key many times the others."""
+    prompts = make_prompts(make_folder(tmp_path, "Qwen2", key_bias=20.0))
+    config = make_config(tmp_path, kv_cache_dtype="int8", transfer_mode=mode)
+
+    answers = opened(Merged(config)).ask(prompts)
+
+    assert opened(Split(config)).ask(prompts) == answers
+    assert len({tuple(answer) for answer in answers}) == len(prompts)
+
+
+def test_both_sides_find_the_same_kv_dtype_where_only_one_pool_is_limited(
+    llama: Case, opened: Callable[[Answers], Any]
+) -> None:
+    """A limit that the decode side alone has decides for both, or they couldn't be paired."""
+    gib = 200 * 2 * 3 * 2 * 16 * 4 / 2**30  # 200 tokens of a context of 256
+    config = make_config(llama.folder, num_kv_blocks=None, auto_kv_dtype_gib=gib)
+
+    split = opened(Split(config, decode=msgspec.structs.replace(config, kv_cache_gib=gib)))
+
+    assert split.prefill.info.kv_cache_dtype == split.decode.info.kv_cache_dtype == "int8"
+    assert split.decode.info.num_blocks < split.prefill.info.num_blocks
+    for info in (split.prefill.info, split.decode.info):
+        assert any("int8 is used" in notice and "200 tokens" in notice for notice in info.notices)
+    assert opened(Merged(make_config(llama.folder, kv_cache_dtype="int8"))).ask(llama.prompts) == split.ask(
+        llama.prompts
+    )
 
 
 def test_preemption_on_the_decode_side_changes_no_token(llama: Case, opened: Callable[[Answers], Any]) -> None:

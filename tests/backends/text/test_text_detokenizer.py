@@ -221,3 +221,38 @@ def test_a_broken_character_at_the_end_can_complete_a_stop_string() -> None:
 
     assert [detokenizer.push(vocab["x"]), detokenizer.push(vocab["ð"])] == ["", ""]
     assert (detokenizer.finish(), detokenizer.matched_stop) == ("", "x\ufffd")
+
+
+def until_matched(pieces: list[str], stops: list[str], min_tokens: int) -> tuple[str, str | None]:
+    """By definition: of the whole text, the first stop string that ends behind the text of `min_tokens` pieces."""
+    text, allowed = "".join(pieces), len("".join(pieces[:min_tokens]))
+    for end in range(allowed + 1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3, unique=True),
+    st.integers(0, 6),
+)
+@settings(max_examples=300, derandomize=True, deadline=None)
+def test_stop_strings_wait_for_the_minimum_length_too(pieces, stops, min_tokens):
+    class Pieces:
+        def push(self, token_id):
+            return pieces[token_id]
+
+        def finish(self):
+            return ""
+
+    detokenizer = Detokenizer(Pieces(), stops, min_tokens=min_tokens)
+    told = ""
+    for token_id in range(len(pieces)):
+        told += detokenizer.push(token_id)
+        if detokenizer.matched_stop is not None:
+            break
+    told += detokenizer.finish()
+    assert (told, detokenizer.matched_stop) == until_matched(pieces, stops, min_tokens)

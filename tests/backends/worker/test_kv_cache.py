@@ -10,7 +10,7 @@ import torch
 
 from backends.config import EngineConfig
 from backends.models.spec import ModelSpec
-from backends.worker.kv_cache import PagedKVCache, kv_bytes_per_token, num_blocks_for
+from backends.worker.kv_cache import PagedKVCache, choose_kv_dtype, kv_bytes_per_token, num_blocks_for
 
 SPEC = ModelSpec(
     num_layers=3,
@@ -37,6 +37,37 @@ def test_sizes_follow_from_the_model() -> None:
     assert cache.bytes_per_block == BYTES_PER_BLOCK == kv_bytes_per_token(SPEC) * 16
     assert cache.num_bytes == 5 * BYTES_PER_BLOCK
     assert PagedKVCache.allocate(SPEC, 5, 16, "fp32").num_bytes == 10 * BYTES_PER_BLOCK
+
+
+def test_an_int8_slot_holds_a_scale_for_each_kv_head() -> None:
+    cache = PagedKVCache.allocate(SPEC, 5, 16, "int8")
+    assert cache.tensor.shape == (3, 2, 5, 16, 2, 8 + 4)
+    assert cache.tensor.dtype == torch.int8
+    assert cache.bytes_per_block == 16 * kv_bytes_per_token(SPEC, "int8") == 16 * 3 * 2 * 2 * (8 + 4)
+    memory = mmap.mmap(-1, cache.num_bytes)
+    assert PagedKVCache.from_buffer(memory, SPEC, 5, 16, "int8").tensor.shape == cache.tensor.shape
+
+
+def tokens_gib(num_tokens: float, dtype: str = "bf16") -> float:
+    return num_tokens * kv_bytes_per_token(SPEC, dtype) / 2**30
+
+
+def test_auto_is_the_activations_type_where_a_whole_context_fits() -> None:
+    assert choose_kv_dtype(make_config(), SPEC) == ("bf16", ())
+    assert choose_kv_dtype(make_config(kv_cache_gib=tokens_gib(64)), SPEC) == ("bf16", ())
+
+
+def test_auto_is_int8_where_a_whole_context_does_not_fit_and_says_so() -> None:
+    dtype, notices = choose_kv_dtype(make_config(kv_cache_gib=tokens_gib(63)), SPEC)
+    assert dtype == "int8"
+    assert [part in notices[0] for part in ("63 tokens", "context of 64", "bf16", "kv_cache_gib")] == [True] * 4
+    limited = make_config(kv_cache_gib=tokens_gib(640), auto_kv_dtype_gib=tokens_gib(63))
+    assert choose_kv_dtype(limited, SPEC)[0] == "int8"
+
+
+def test_auto_keeps_the_activations_type_where_int8_would_gain_nothing_and_a_name_always_stays() -> None:
+    assert choose_kv_dtype(make_config(num_kv_blocks=1), SPEC) == ("bf16", ())
+    assert choose_kv_dtype(make_config(kv_cache_gib=tokens_gib(63), kv_cache_dtype="fp16"), SPEC) == ("fp16", ())
 
 
 def test_shared_memory_is_used_in_place() -> None:

@@ -143,6 +143,26 @@ def test_devices_on_a_cpu_are_said_to_have_no_effect(tmp_path):
     assert "decode_gpus: no effect, since engine.device is cpu" in notices(text, tmp_path)
 
 
+def test_a_limit_that_an_exact_size_overrules_is_said(tmp_path):
+    text = ENGINE + "[kv_cache]\nnum_kv_blocks = 5\ndecode_kv_limit_gb = 4\n"
+    assert "kv_cache.decode_kv_limit_gb (file, line 4): no effect" in notices(text, tmp_path)
+
+
+def test_engine_variants_that_can_not_help_are_noticed(tmp_path):
+    text = '[engine]\ndevice = "{}"\nkv_cache_variants = ["fp16", "bf16"]\n[kv_cache]\nkv_cache_dtype = "{}"\n'
+    assert notices(text.format("cpu", "fp32"), tmp_path) == ""
+    same = notices(text.format("cpu", "fp16"), tmp_path)
+    assert "engine.kv_cache_variants (file, line 3): fp16 is never started" in same
+    assert "leaves no memory for a variant" in notices(text.format("auto", "fp32"), tmp_path)
+    assert notices(text.format("auto", "fp32") + "kv_cache_gib = 2\n", tmp_path) == ""
+
+
+def test_an_unknown_or_repeated_variant_is_refused(tmp_path):
+    text = "[engine]\nkv_cache_variants = {}\n"
+    assert "each item one of fp32, fp16, bf16, int8" in refused(text.format('["auto"]'), tmp_path)
+    assert "fp16 is named twice" in refused(text.format('["fp16", "fp16"]'), tmp_path)
+
+
 def test_engine_options_without_an_engine_get_one_notice_that_says_how_to_start_it(tmp_path):
     text = UPSTREAM + "[kv_cache]\nblock_size = 16\n[scheduler]\nmax_waiting = 1\n[cache_layout]\ndecode_gpus = [0]\n"
     (notice,) = load(text, tmp_path).notices
@@ -156,8 +176,8 @@ def test_a_switched_off_engine_is_said_to_be_switched_off(tmp_path):
 
 
 def test_a_dtype_of_other_engines_has_no_effect_at_an_upstream(tmp_path):
-    text = '[provider]\nbase_url = "http://h"\n[cache]\nkv_cache_dtype = "int8"\n'
-    assert "int8 has no effect" in notices(text, tmp_path)
+    text = '[provider]\nbase_url = "http://h"\n[cache]\nkv_cache_dtype = "fp8"\n'
+    assert "fp8 has no effect" in notices(text, tmp_path)
     assert "bundled engine's: auto, fp32" in refused(text + ENGINE, tmp_path)
 
 
@@ -165,3 +185,20 @@ def test_keys_that_nothing_uses_are_noticed(tmp_path):
     assert "not used" in notices('[server]\napi_key = "sk-a"\n', tmp_path)
     assert "no effect" in notices(UPSTREAM + 'api_key = "sk-a"\nforward_client_key = true\n', tmp_path)
     assert "placeholder" in notices(UPSTREAM + 'api_key = "sk-your-taotoken-key"\n', tmp_path)
+
+
+def test_a_default_mode_that_the_only_engine_does_not_run_is_refused(tmp_path):
+    only_split = '[engine]\nmodes = ["split"]\n'
+    assert "the default mode is merged, but engine.modes has only split" in refused(only_split, tmp_path)
+    assert load(only_split + '[cache_layout]\nmode = "split"\n', tmp_path).settings.engine
+    assert load(UPSTREAM + only_split, tmp_path).settings.engine
+
+
+def test_an_engine_without_modes_is_refused(tmp_path):
+    assert "engine.modes (file, line 2): is empty; give merged, split or both" in refused(
+        "[engine]\nmodes = []\n", tmp_path
+    )
+
+
+def test_toml_nested_too_deeply_is_refused(tmp_path):
+    assert "nested too deeply" in refused("a = " + "[" * 5000 + "]" * 5000, tmp_path)

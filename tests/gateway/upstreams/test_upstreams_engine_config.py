@@ -20,7 +20,14 @@ from gateway.settings.schema import (
     TransferSettings,
 )
 from gateway.upstreams import engine_config as module
-from gateway.upstreams.engine_config import available_cores, instance_plans, served_name, start_notices
+from gateway.upstreams.engine_config import (
+    available_cores,
+    instance_names,
+    instance_plans,
+    served_name,
+    variant_cost,
+    variant_plans,
+)
 
 
 def configs(settings: Settings | None = None, *, num_cores: int = 8, **engine: Any) -> dict[str, dict[str, Any]]:
@@ -46,6 +53,8 @@ def test_every_role_gets_what_an_engine_accepts():
     assert {config.max_model_len for config in read.values()} == {512}
     assert read["decode"].kv_cache_limit_gib == 1.5
     assert read["merged"].kv_cache_limit_gib is None
+    by_limit = {role: config.auto_kv_dtype_gib for role, config in read.items()}
+    assert by_limit == {"merged": None, "decode": 1.5, "prefill": 1.5}  # both sides of a pair choose `auto` alike
 
 
 def test_what_is_not_set_is_left_to_the_engines_defaults():
@@ -84,22 +93,40 @@ def test_the_devices_of_the_layout_are_used_on_cuda():
 
     devices = {role: config["device"] for role, config in configs(settings, device="cuda").items()}
     assert devices == {"merged": "cuda:0", "decode": "cuda:1", "prefill": "cuda:2"}
-    assert "decode_gpus" in start_notices(settings, EngineSettings(device="cuda"))[0]
 
 
-def test_the_devices_of_the_layout_are_said_to_have_no_effect_on_the_cpu():
+def test_the_devices_of_the_layout_have_no_effect_on_the_cpu():
     settings = Settings(cache_layout=CacheLayoutSettings(prefill_gpus=(2,)))
-    engine = EngineSettings(device="cpu")
 
     assert {config["device"] for config in configs(settings, device="cpu").values()} == {"cpu"}
-    assert "prefill_gpus: no effect" in start_notices(settings, engine)[0]
 
 
-def test_a_limit_that_an_exact_size_overrules_is_said():
-    settings = Settings(kv_cache=KVCacheSettings(num_kv_blocks=5, decode_kv_limit_gb=4))
+@pytest.mark.parametrize("mode", list(CacheMode))
+def test_a_variant_is_the_main_engine_of_its_mode_with_another_kv_dtype(mode: CacheMode):
+    settings = Settings(kv_cache=KVCacheSettings(kv_cache_gib=0.5, kv_cache_dtype="fp32"))
+    engine = EngineSettings(modes=(mode,))
+    main = instance_plans(settings, engine, num_cores=4)
+    plans = variant_plans(settings, engine, mode, "fp16", num_cores=4)
 
-    assert "decode_kv_limit_gb: no effect" in start_notices(settings, EngineSettings())[0]
-    assert start_notices(Settings(), EngineSettings()) == []
+    assert [plan.config for plan in plans] == [{**plan.config, "kv_cache_dtype": "fp16"} for plan in main]
+    assert [plan.name for plan in plans] == [f"{plan.role}[fp16]" for plan in main]
+
+
+def test_the_names_of_all_instances_are_a_closed_set():
+    engine = EngineSettings(modes=(CacheMode.SPLIT,), kv_cache_variants=("int8", "fp16"))
+
+    assert instance_names(engine) == (
+        "decode", "prefill", "decode[int8]", "prefill[int8]", "decode[fp16]", "prefill[fp16]"
+    )  # fmt: skip
+    assert instance_names(EngineSettings(modes=(CacheMode.MERGED,))) == ("merged",)
+
+
+@pytest.mark.parametrize(
+    ("cache", "said"),
+    [({"num_kv_blocks": 7}, "7 blocks"), ({"kv_cache_gib": 0.5}, "0.5 GiB"), ({}, "1 GiB on a CPU")],
+)
+def test_what_a_variant_costs_is_said(cache: dict[str, Any], said: str):
+    assert said in variant_cost(Settings(kv_cache=KVCacheSettings(**cache)), EngineSettings())
 
 
 @pytest.mark.parametrize(

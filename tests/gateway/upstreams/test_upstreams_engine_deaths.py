@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from gateway.core.errors import ModeUnavailable, UpstreamGone
 from gateway.core.types import CacheMode, Started
-from gateway.upstreams.engine import EngineUpstream
+from gateway.upstreams.engine import STATS_SECONDS, EngineUpstream
 from gateway.upstreams.supervisor import InstanceState, Policy
 from support.engine_upstream import (
     DEADLINE_SECONDS,
@@ -148,6 +149,44 @@ async def test_closing_lets_running_streams_finish_and_leaves_no_process():
             await read_text(upstream, make_request(CacheMode.MERGED))
 
 
+async def test_a_prefill_side_that_is_told_to_end_by_others_too_is_not_taken_for_dead(
+    caplog: pytest.LogCaptureFixture,
+):
+    """A service manager tells the whole process group to end, while the gateway still waits for its requests."""
+    caplog.set_level(logging.INFO)
+    options = {"kv_cache_variants": ("fp16",)}
+    async with running_upstream("delay=0.005", modes=(CacheMode.SPLIT,), engine_options=options) as upstream:
+        requests = [
+            make_request(CacheMode.SPLIT, "a b", kv_cache_dtype=dtype, max_tokens=100, ignore_eos=True)
+            for dtype in ("auto", "fp16")
+        ]
+        decoding = [await start_reading(upstream, request) for request in requests]
+        upstream.stop_soon()
+        kill(upstream, "prefill", signal.SIGTERM)
+        (variant,) = upstream.variant_state()
+        os.kill(next(item.pid or 0 for item in variant.instances if item.name == "prefill[fp16]"), signal.SIGTERM)
+        stopped = lambda: report(upstream, "prefill").state is InstanceState.STOPPED  # noqa: E731
+        await asyncio.wait_for(upstream.wait_until(stopped), DEADLINE_SECONDS)
+
+        assert await asyncio.gather(*decoding) == ["a b " * 50] * 2
+        await asyncio.wait_for(upstream.close(), DEADLINE_SECONDS)
+    assert "prefill engine: ready -> draining: the gateway is shutting down" in caplog.text
+    assert not any(word in caplog.text for word in ("restarting", "given up"))
+
+
+async def test_an_instance_in_a_long_step_gives_its_last_figures_with_their_age():
+    async with running_upstream(SLOW) as upstream:
+        fresh = (await upstream.stats())["merged"]
+        pid = kill(upstream, "merged", signal.SIGSTOP)
+        late = await upstream.stats()
+        os.kill(pid, signal.SIGCONT)
+
+        assert set(late) == {"merged", "decode", "prefill"}
+        assert late["merged"].stale_seconds >= STATS_SECONDS
+        assert late["merged"].num_blocks == fresh.num_blocks == 1024
+        assert late["decode"].stale_seconds == fresh.stale_seconds == 0.0
+
+
 async def test_closing_does_not_wait_longer_than_it_may():
     async with running_upstream("delay=0.01", shutdown_seconds=0.1) as upstream:
         pids = [item.pid for item in upstream.ready_state() if item.pid is not None]
@@ -185,9 +224,11 @@ STAND_IN = textwrap.dedent(
     from support.engine_upstream import endless, running_upstream, start_reading
 
     async def main():
-        async with running_upstream("delay=0.002") as upstream:
+        variants = {"kv_cache_variants": ("fp16",)}
+        async with running_upstream("delay=0.002", engine_options=variants) as upstream:
             for mode in CacheMode:
                 await start_reading(upstream, endless(mode))
+            await start_reading(upstream, endless(CacheMode.SPLIT, kv_cache_dtype="fp16"))
             print("serving", flush=True)
             await asyncio.Event().wait()
 
@@ -206,7 +247,7 @@ def test_a_killed_gateway_leaves_no_process_and_no_shared_memory():
         try:
             assert stand_in.stdout.readline() == b"serving\n"
             children = descendants(stand_in.pid)
-            assert len(children) == 3
+            assert len(children) == 5
             assert all(map(is_alive, children))
         finally:
             stand_in.kill()

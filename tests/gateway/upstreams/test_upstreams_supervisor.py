@@ -19,6 +19,7 @@ from gateway.upstreams.supervisor import (
     ProbeAnswered,
     Start,
     Stop,
+    StopSoon,
     Tick,
 )
 
@@ -224,8 +225,28 @@ def test_stopping_one_that_has_no_process_is_done_at_once():
     assert (waiting.state, given_up.state) == (InstanceState.STOPPED, InstanceState.STOPPED)
 
 
+def test_an_end_that_comes_before_an_announced_stop_is_no_failure():
+    machine = ready()
+    machine.handle(StopSoon("idle"), 1.0)
+    assert machine.state is InstanceState.READY
+    machine.handle(LinkLost(), 2.0)
+    assert (machine.state, machine.reason) == (InstanceState.DRAINING, "idle")
+    machine.handle(Exited("the process exited with code 0"), 2.0)
+
+    assert (machine.state, machine.deadline) == (InstanceState.STOPPED, None)
+
+
+def test_a_process_that_lost_its_connection_before_an_announced_stop_is_still_killed_in_time():
+    machine = ready()
+    machine.handle(StopSoon(), 1.0)
+    machine.handle(LinkLost(), 2.0)
+
+    assert machine.handle(Stop(10.0), 3.0) == []
+    assert tick(machine) == (2.0 + POLICY.exit_seconds, [Effect.KILL])
+
+
 EVENTS: st.SearchStrategy[Event] = st.sampled_from(
-    [CameUp(INFO), CouldNotStart("no"), LinkLost(), Exited("gone"), ProbeAnswered(), Tick()]
+    [CameUp(INFO), CouldNotStart("no"), LinkLost(), Exited("gone"), ProbeAnswered(), StopSoon(), Tick()]
 )
 
 

@@ -1,0 +1,164 @@
+"""The table a person reads, and the JSON for machines. Pure: a result in, text out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from gateway.bench.engines.figures import FIGURES, Figure
+from gateway.bench.engines.results import BenchResult, EngineRun, bounds, drift, pooled_median, ratio
+from gateway.bench.engines.roofline import Bound
+
+LABEL_WIDTH, UNIT_WIDTH, CELL_WIDTH, RATIO_WIDTH = 46, 9, 10, 9
+LINE_WIDTH = 112
+UNKNOWN = "-"
+RATIO_NOTE = (
+    "x = how many times better kvgate is than the column before it (larger is always better), from the medians of all "
+    "repeats of its runs before and after the peers; drift = second run against the first, which nothing but the "
+    "machine can have changed"
+)
+
+
+def render(result: BenchResult) -> str:
+    """Heading, table, roofline, and everything that has no figure with its reason."""
+    parts = [heading(result), table(result), textwrap.fill(RATIO_NOTE, LINE_WIDTH), roofline(result), *reasons(result)]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def to_json(result: BenchResult) -> str:
+    """The raw values of every repeat, with medians, ratios and bounds."""
+    document = {
+        "result": result,
+        "medians": dict(_medians(result)),
+        "ratios": {run.name: {f.name: _ratio_to(result, f, run) for f in result.figures} for run in result.peer_runs},
+        "bounds": {name: [_bound(one) for one in bounds(result, runs)] for name, runs in _by_engine(result)},
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def heading(result: BenchResult) -> str:
+    lines = ["kvgate bench"]
+    lines += [_fact(name, text) for name, text in result.facts.items()]
+    if result.machine is not None:
+        machine = result.machine
+        speeds = (
+            f"memory read {machine.memory_read_bytes_per_second / 1e9:.1f} GB/s, "
+            f"bf16 products {machine.bf16_flops_per_second / 1e9:.0f} GFLOP/s ({machine.num_threads} threads)"
+        )
+        lines.append(_fact("measured", speeds))
+    quick = "; QUICK: small sizes, which say nothing about speed" if result.is_quick else ""
+    lines.append(_fact("requests", f"medians of {result.num_repeats} repeats, random ids, seed {result.seed}{quick}"))
+    lines += [_fact(run.name, describe(run)) for run in [*result.own_runs[:1], *result.peer_runs]]
+    return "\n".join(lines)
+
+
+def describe(run: EngineRun) -> str:
+    """Version, served form, and what the server says of itself."""
+    parts = [run.version, f"weights {run.weights}" if run.weights else "", run.note]
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in run.facts.items() if value not in ("", None)]
+    return ", ".join(part for part in parts if part)
+
+
+def _fact(name: str, text: str) -> str:
+    wrapper = textwrap.TextWrapper(LINE_WIDTH, subsequent_indent=" " * 17, break_long_words=False)
+    wrapper.break_on_hyphens = False
+    wrapper.initial_indent = f"  {name.ljust(15)}"
+    return wrapper.fill(text)
+
+
+def table(result: BenchResult) -> str:
+    lines = [_line("", "", _titles(result))]
+    for figure in result.figures:
+        lines.append(_line(figure.text(result.sizes), figure.unit, list(_cells(result, figure))))
+    return "\n".join(["", *lines, ""])
+
+
+def _titles(result: BenchResult) -> list[tuple[str, int]]:
+    titles = [("kvgate", CELL_WIDTH)]
+    if len(result.own_runs) > 1:
+        titles += [("again", CELL_WIDTH), ("drift", RATIO_WIDTH)]
+    for name in _peer_names(result):
+        titles += [(name, CELL_WIDTH), ("x", RATIO_WIDTH)]
+    return titles
+
+
+def _cells(result: BenchResult, figure: Figure) -> Iterable[tuple[str, int]]:
+    own = result.own_runs
+    for run in own[:2]:
+        yield number(run.median(figure.name)), CELL_WIDTH
+    if len(own) > 1:
+        yield percent(drift(result, figure.name)), RATIO_WIDTH
+    for name in _peer_names(result):
+        peer = next((run for run in result.peer_runs if run.name == name), None)
+        yield number(peer.median(figure.name) if peer else None), CELL_WIDTH
+        yield times(_ratio_to(result, figure, peer) if peer else None), RATIO_WIDTH
+
+
+def _peer_names(result: BenchResult) -> list[str]:
+    """Missing ones too: an empty column says that there is something to compare with."""
+    return [run.name for run in result.peer_runs] + list(result.missing)
+
+
+def _ratio_to(result: BenchResult, figure: Figure, peer: EngineRun) -> float | None:
+    return ratio(figure, pooled_median(result.own_runs, figure.name), peer.median(figure.name))
+
+
+def _line(label: str, unit: str, cells: Sequence[tuple[str, int]]) -> str:
+    columns = "".join(text.rjust(width) for text, width in cells)
+    return f"{label.ljust(LABEL_WIDTH)}{unit.ljust(UNIT_WIDTH)}{columns}".rstrip()
+
+
+def roofline(result: BenchResult) -> str:
+    """Per engine: what the machine allows with the weights in the form it serves."""
+    labels = {figure.name: figure.text(result.sizes) for figure in FIGURES}
+    lines = [
+        f"  {name.ljust(12)}{labels[bound.figure].ljust(LABEL_WIDTH)}at most {bound.limit:8.1f} tok/s, reached "
+        f"{bound.share * 100:5.1f} %  ({bound.explanation})"
+        for name, runs in _by_engine(result)
+        for bound in bounds(result, runs)
+    ]
+    return "\n".join(["", "roofline, from the measured speeds of this machine", *lines, ""]) if lines else ""
+
+
+def _by_engine(result: BenchResult) -> list[tuple[str, list[EngineRun]]]:
+    names = dict.fromkeys(run.name for run in result.runs)
+    return [(name, [run for run in result.runs if run.name == name]) for name in names]
+
+
+def _medians(result: BenchResult) -> Iterable[tuple[str, dict[str, float | None]]]:
+    for name, runs in _by_engine(result):
+        yield name, {figure.name: pooled_median(runs, figure.name) for figure in result.figures}
+
+
+def _bound(bound: Bound) -> dict[str, object]:
+    return {**msgspec.structs.asdict(bound), "share": bound.share}
+
+
+def reasons(result: BenchResult) -> Iterable[str]:
+    """Why a cell is empty."""
+    for run in result.runs:
+        if run.failure:
+            yield f"FAILED: {run.name}: {run.failure}"
+        for measure, problem in run.problems.items():
+            yield f"failed: {run.name}, {measure}: {problem}"
+        for measure, reason in run.unsupported.items():
+            yield f"not measured: {run.name}, {measure}: {reason}"
+    for name, reason in result.missing.items():
+        yield f"missing: {name}: {reason}"
+
+
+def number(value: float | None) -> str:
+    """Three digits are what such figures are good for."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share * 100:+.1f}%"
+
+
+def times(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"

@@ -1,0 +1,44 @@
+"""Whether a set of instances can serve a mode now, will later, or never. Reads a fleet; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.protocol.messages import Role
+from gateway.core.types import CacheMode
+from gateway.upstreams.engine_config import ROLES_OF_MODE
+from gateway.upstreams.engine_connection import EngineConnection
+from gateway.upstreams.fleet import Fleet
+from gateway.upstreams.supervisor import InstanceState
+
+TAKER_OF_MODE: dict[CacheMode, Role] = {CacheMode.MERGED: "merged", CacheMode.SPLIT: "decode"}
+OVER = (InstanceState.FAILED, InstanceState.STOPPED)
+
+
+def taker(fleet: Fleet, mode: CacheMode) -> EngineConnection | None:
+    """The way to whoever takes the requests of a mode; None while it can't be served."""
+    return fleet.connection(TAKER_OF_MODE[mode])
+
+
+def given_up(fleet: Fleet, mode: CacheMode) -> bool:
+    return any(fleet.report(role).state in OVER for role in ROLES_OF_MODE[mode])
+
+
+def why_not(fleet: Fleet, mode: CacheMode) -> str:
+    """The state of each instance that the mode waits for: `decode is starting (...); prefill is failed (...)`."""
+    reports = [fleet.report(role) for role in ROLES_OF_MODE[mode]]
+    return "; ".join(
+        f"{report.role} is {report.state.value}" + (f" ({report.reason})" if report.reason else "")
+        for report in reports
+        if report.state is not InstanceState.READY
+    )
+
+
+def kv_dtype_refusal(asked: str, mode: CacheMode, own: str | None, variants: Sequence[str]) -> str:
+    """What to tell who asked for a KV dtype that neither the main engine (`own`) nor a variant has."""
+    found = f"the KV cache of the {mode.value} engine is {own}" if own else f"the {mode.value} engine was given up"
+    allowed = " or ".join(map(repr, dict.fromkeys(["auto", *([own] if own else []), *variants])))
+    others = ", ".join(variants) or "none (engine.kv_cache_variants in the settings)"
+    return (
+        f"kvCacheDtype {asked!r} is not available: {found}. Use {allowed}. Engine variants started on demand: {others}."
+    )
