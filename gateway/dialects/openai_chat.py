@@ -20,6 +20,7 @@ from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
     ParsedBody,
+    read_cache_salt,
     read_include_usage,
     read_n,
     read_sampling,
@@ -47,7 +48,7 @@ def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
         logprobs=_logprobs(fields),
         grammar=use.grammar or response_format,
     )
-    include_usage = read_include_usage(fields)
+    include_usage, cache_salt = read_include_usage(fields), read_cache_salt(fields)
     prompt = ChatPrompt(
         messages=messages,
         tools=use.tools,
@@ -58,7 +59,7 @@ def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
     notices = grammar_notices(sampling)
     if use.grammar is not None and response_format is not None:
         notices += ("response_format has no effect: a tool call is forced",)
-    return ParsedBody(prompt, sampling, include_usage, notices + unknown_field_notices(fields))
+    return ParsedBody(prompt, sampling, include_usage, cache_salt, notices + unknown_field_notices(fields))
 
 
 def _logprobs(fields: Fields) -> int | None:

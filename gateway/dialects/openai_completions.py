@@ -21,6 +21,7 @@ from gateway.dialects.sampling import (
     Defaults,
     ParsedBody,
     check_token_ids,
+    read_cache_salt,
     read_include_usage,
     read_n,
     read_sampling,
@@ -52,9 +53,9 @@ def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
         echo=echo,
         grammar=read_response_format(fields),
     )
-    include_usage = read_include_usage(fields)
+    include_usage, cache_salt = read_include_usage(fields), read_cache_salt(fields)
     notices += grammar_notices(sampling) + unknown_field_notices(fields)
-    return ParsedBody(prompt, sampling, include_usage, notices)
+    return ParsedBody(prompt, sampling, include_usage, cache_salt, notices)
 
 
 def _logprobs(fields: Fields) -> int | None:

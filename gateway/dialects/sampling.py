@@ -39,6 +39,7 @@ class ParsedBody:
     prompt: Prompt
     sampling: SamplingParams
     include_usage: bool
+    cache_salt: str = ""
     notices: tuple[str, ...] = ()
 
 
@@ -73,6 +74,17 @@ def read_sampling(fields: Fields, max_tokens: int | None, defaults: Defaults) ->
         stop_token_ids=_token_ids(fields, "stop_token_ids"),
         ignore_eos=fields.boolean("ignore_eos"),
     )
+
+
+MAX_SALT_LENGTH = 256
+
+
+def read_cache_salt(fields: Fields) -> str:
+    """Requests with another salt share no prefix blocks with this one."""
+    salt = fields.string("cache_salt")
+    if salt is not None and not 0 < len(salt) <= MAX_SALT_LENGTH:
+        refuse(f"`cache_salt` must have 1 to {MAX_SALT_LENGTH} characters; it has {len(salt)}.", "cache_salt")
+    return salt or ""
 
 
 def read_include_usage(fields: Fields) -> bool:

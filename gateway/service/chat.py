@@ -187,7 +187,7 @@ class ChatService:
             model=model,
             prompt=parsed.prompt,
             sampling=parsed.sampling,
-            strategy=strategy,
+            strategy=replace(strategy, cache_salt=_salt(strategy.cache_salt, parsed.cache_salt)),
             stream=exchange.stream,
             include_usage=parsed.include_usage,
             deadline_seconds=self._settings.request.timeout_seconds,
@@ -273,6 +273,11 @@ def _not_forwarded(strategy: CacheStrategy) -> tuple[str, ...]:
     parts = ("chunk_size", "kv_cache_dtype", "transfer_mode")
     named = [part for part in parts if getattr(strategy, part) != getattr(neutral, part)]
     return (f"only the mode is forwarded to this upstream, not: {', '.join(named)}",) if named else ()
+
+
+def _salt(of_key: str, asked: str) -> str:
+    """Both, told apart: a request can narrow what its key shares, never reach into another key's."""
+    return f"{len(of_key)}:{of_key}:{asked}" if asked else of_key
 
 
 def _card_of(engine: EventUpstream, route: Route) -> ModelCard | None:
