@@ -231,8 +231,3 @@ def test_links_to_files_lead_to_files():
 def test_apis_that_are_said_not_to_be_served_are_not():
     for path in ("/v1/messages", "/v1/responses", "/v1/embeddings"):
         assert find(path) is None
-
-
-def test_there_is_a_place_for_the_measured_speed():
-    start = next(i for i, line in enumerate(lines()) if line == "#### Speed")
-    assert any("kvgate compare" in line for line in lines()[start : start + 6])
