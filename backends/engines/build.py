@@ -22,6 +22,7 @@ from backends.core.kv_cache_manager import KVCacheManager
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
 from backends.engines.base import Emit
+from backends.engines.cuda_parts import Computing, cuda_computing
 from backends.engines.merged import MergedEngine
 from backends.engines.outputs import CompleteTimings, Detokenizer, OutputProcessor
 from backends.engines.process_memory import ProcessMemory
@@ -119,9 +120,12 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
     kv_cache = make_kv_cache(config, loaded.spec, num_blocks)
     pool = BlockPool(num_blocks)
     scheduler = make_scheduler(config, pool)
-    decode_step, step_notices = _decode_step(loaded, kv_cache, role)
-    loaded = choose_rows(loaded, kv_cache.tensor, decode_step, config.compiled_rows)
-    runner = ModelRunner(loaded, kv_cache, _attention(kv_cache.tensor, loaded.spec.head_dim), decode_step)
+    if kv_cache.tensor.device.type == "cuda":
+        computing = cuda_computing(loaded, kv_cache.tensor, role)
+    else:
+        computing = _cpu_computing(config, loaded, kv_cache.tensor, role)
+    loaded = computing.loaded
+    runner = ModelRunner(loaded, kv_cache, computing.attention, computing.step)
     return Parts(
         codec=codec,
         loaded=loaded,
@@ -138,9 +142,15 @@ def build_parts(config: EngineConfig, role: Role, make_kv_cache: KVCacheFactory 
             codec=codec,
             num_blocks=num_blocks,
             num_threads=num_threads,
-            notices=dtype_notices + step_notices,
+            notices=dtype_notices + computing.notices,
         ),
     )
+
+
+def _cpu_computing(config: EngineConfig, loaded: LoadedModel, kv: Tensor, role: Role) -> Computing:
+    step, notices = _decode_step(loaded, kv, role)
+    loaded = choose_rows(loaded, kv, step, config.compiled_rows)
+    return Computing(loaded, _attention(kv, loaded.spec.head_dim), step, notices)
 
 
 def _attention(kv: Tensor, head_dim: int) -> AttentionBackend:
@@ -148,12 +158,12 @@ def _attention(kv: Tensor, head_dim: int) -> AttentionBackend:
     return CompiledAttention() if compiled else ReferenceAttention()
 
 
-def _decode_step(loaded: LoadedModel, kv_cache: PagedKVCache, role: Role) -> tuple[NativeStep | None, tuple[str, ...]]:
+def _decode_step(loaded: LoadedModel, kv: Tensor, role: Role) -> tuple[NativeStep | None, tuple[str, ...]]:
     """A prefill side has no steps of single tokens worth the memory of a second form of the weights."""
     if role == "prefill":
         return None, ()
     try:
-        return make_native_step(loaded, kv_cache.tensor), ()
+        return make_native_step(loaded, kv), ()
     except StepUnavailable as reason:
         return None, (f"Decode steps are computed by torch, which is slower than the compiled kernels: {reason}.",)
 
