@@ -222,7 +222,7 @@ def _sampling_notice(spec: ModelSpec) -> tuple[str, ...]:
     if not spec.default_sampling:
         return ()
     advised = ", ".join(f"{name} {value:g}" for name, value in spec.default_sampling)
-    return (f"Requests that don't say are sampled as the model's generation_config.json advises: {advised}.",)
+    return (f"Requests without a temperature are sampled as the model's generation_config.json advises: {advised}.",)
 
 
 def _num_usable_cores() -> int:

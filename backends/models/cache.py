@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "kvgate.json"  # written last; its presence and the sizes in it make a folder complete
-FORMAT = 2  # of a converted folder; one of another format is converted again
+FORMAT = 3  # of a converted folder; one of another format is converted again
 _PARTIAL = ".partial-"
 
 

@@ -46,10 +46,10 @@ class ParsedBody:
 def read_sampling(fields: Fields, max_tokens: int | None, defaults: Defaults) -> SamplingParams:
     """Every sampling field, checked. `max_tokens` was read by the dialect, which knows its name."""
     neutral = SamplingParams()
-    advised = defaults.model_sampling.get
-    temperature = _first(
-        fields.number("temperature", 0, 2), defaults.temperature, advised("temperature"), neutral.temperature
-    )
+    chosen = _first_or_none(fields.number("temperature", 0, 2), defaults.temperature)
+    # The advised values belong together: whoever chooses a temperature chooses the rest too.
+    advised = (defaults.model_sampling if chosen is None else {}).get
+    temperature = _first(chosen, advised("temperature"), neutral.temperature)
     top_k = _first(fields.integer("top_k", -1, 2**31 - 1), advised("top_k"), neutral.top_k)
     min_tokens = _first(fields.integer("min_tokens", 0), 0)
     if max_tokens is not None and min_tokens > max_tokens:
@@ -112,6 +112,10 @@ def unknown_field_notices(fields: Fields) -> tuple[str, ...]:
         return ()
     shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
     return (f"unknown fields have no effect: {shown}",)
+
+
+def _first_or_none(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
 def _first(*values: Any) -> Any:

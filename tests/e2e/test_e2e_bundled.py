@@ -42,7 +42,9 @@ def expected() -> list[str]:
     answers = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")
-        output = model.generate(**ids, do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1, pad_token_id=0)
+        output = model.generate(
+            **ids, do_sample=False, repetition_penalty=1.0, max_new_tokens=NUM_TOKENS, eos_token_id=-1, pad_token_id=0
+        )
         answers.append(tokenizer.decode(output[0, ids.input_ids.shape[1] :]))
     return answers
 

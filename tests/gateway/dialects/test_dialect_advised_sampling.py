@@ -21,8 +21,16 @@ def test_settings_win_over_advice_and_the_request_over_both():
     defaults = Defaults(temperature=0.7, model_sampling=ADVISED)
 
     assert openai_chat.parse(BODY, defaults).sampling.temperature == 0.7
-    own = openai_chat.parse({**BODY, "temperature": 1, "top_p": 1, "top_k": 0}, defaults).sampling
-    assert (own.temperature, own.top_p, own.top_k) == (1, 1, 0)
+    own = openai_chat.parse({**BODY, "top_p": 0.5, "top_k": 0}, Defaults(model_sampling=ADVISED)).sampling
+    assert (own.temperature, own.top_p, own.top_k, own.min_p) == (0.2, 0.5, 0, 0.1)
+
+
+def test_whoever_chooses_a_temperature_chooses_the_rest_too():
+    for greedy in (
+        openai_chat.parse({**BODY, "temperature": 0}, Defaults(model_sampling=ADVISED)).sampling,
+        openai_chat.parse(BODY, Defaults(temperature=0, model_sampling=ADVISED)).sampling,
+    ):
+        assert (greedy.top_p, greedy.top_k, greedy.min_p, greedy.repetition_penalty) == (1.0, 0, 0.0, 1.0)
 
 
 def test_without_advice_the_api_s_own_defaults_hold():
