@@ -16,3 +16,9 @@ class RequestRefused(Exception):
         super().__init__(message)
         self.code: FailureCode = code
         self.param = param
+
+
+def queue_full(num_waiting: int) -> RequestRefused:
+    return RequestRefused(
+        "queue_full", f"{num_waiting} requests are waiting already, the most allowed. Try again later."
+    )

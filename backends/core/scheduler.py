@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from backends.core.block_pool import KVCacheBlock
-from backends.core.errors import RequestRefused
+from backends.core.errors import RequestRefused, queue_full
 from backends.core.kv_cache_manager import KVCacheManager
 from backends.core.request import Request
 from backends.core.scheduler_types import ScheduledRequest, SchedulerOutput
@@ -78,9 +78,7 @@ class Scheduler:
         self.check_fits(request.num_prompt_tokens)
         free_seats = max(0, self._max_num_seqs - len(self._running))  # who takes one at the next step doesn't queue
         if len(self._waiting) >= self._max_waiting + free_seats:
-            raise RequestRefused(
-                "queue_full", f"{len(self._waiting)} requests are waiting already, the most allowed. Try again later."
-            )
+            raise queue_full(len(self._waiting))
         self._waiting.append(request)
 
     def check_fits(self, num_prompt_tokens: int) -> None:

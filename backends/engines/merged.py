@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from backends.core.errors import RequestRefused
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
+from backends.engines.admission import check_new
 from backends.engines.answer_loop import AnswerLoop
 from backends.engines.base import Emit
 from backends.engines.outputs import OutputProcessor
@@ -47,10 +47,7 @@ class MergedEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request and emit `Accepted`, or raise `RequestRefused`."""
-        if request.request_id in self._outputs:
-            raise RequestRefused("invalid_request", f"Request id {request.request_id!r} is in use.", "request_id")
-        if not request.prompt_token_ids:
-            raise RequestRefused("invalid_request", "The prompt is empty: it must have at least one token.", "prompt")
+        check_new(request, in_use=request.request_id in self._outputs)
         self._scheduler.add(request)
         try:
             self._outputs.add(request)

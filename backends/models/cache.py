@@ -6,7 +6,6 @@ Knows nothing of formats or downloads. Cheap to import: looking up a ready model
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from backends.user_cache import user_cache
 
 MARKER = "kvgate.json"  # written last; its presence and the sizes in it make a folder complete
 FORMAT = 3  # of a converted folder; one of another format is converted again
@@ -36,12 +37,7 @@ class CachedModel:
 
 
 def models_dir() -> Path:
-    """`KVGATE_CACHE_DIR`, else `kvgate` in `XDG_CACHE_HOME`, else `~/.cache/kvgate`; models lie in `models` there."""
-    if own := os.environ.get("KVGATE_CACHE_DIR"):
-        return Path(own).expanduser().absolute() / "models"
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache"  # the standard ignores relative ones
-    return base / "kvgate" / "models"
+    return user_cache() / "models"
 
 
 def folder_for(name: str, sha256: str) -> Path:

@@ -41,6 +41,11 @@ class DenseWeights:
     rotary_frequencies: Tensor  # fp32 [head_dim / 2]
     rotary_factor: float
 
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, fp32 [rows, head_dim / 2]. Once a step, so a table over the whole context would save nothing."""
+        angles = positions.unsqueeze(1).float() * self.rotary_frequencies
+        return angles.cos() * self.rotary_factor, angles.sin() * self.rotary_factor
+
 
 class DenseModel(CausalModel):
     def __init__(self, config: DenseConfig, weights: DenseWeights) -> None:
@@ -54,7 +59,7 @@ class DenseModel(CausalModel):
     @override
     def forward(self, token_ids: Tensor, positions: Tensor, attention: PagedAttention, rows: Tensor) -> Tensor:
         hidden = F.embedding(token_ids, self.weights.embedding)
-        rotation = self._rotation(positions)
+        rotation = self._ops.rotation(*self.weights.rotation(positions))
         for index, layer in enumerate(self.weights.layers):
             attended = self._attend(index, layer, self._ops.norm(hidden, layer.input_norm), rotation, attention)
             hidden += layer.output(attended)
@@ -72,8 +77,3 @@ class DenseModel(CausalModel):
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         value = heads[:, self._num_rotated_heads :]
         return attention(index, query, key, value, layer.attention).reshape(hidden.shape[0], -1)
-
-    def _rotation(self, positions: Tensor) -> Rotation:
-        """Once a step, so a table over the whole context would save nothing that shows."""
-        angles = positions.unsqueeze(1).float() * self.weights.rotary_frequencies
-        return self._ops.rotation(angles.cos() * self.weights.rotary_factor, angles.sin() * self.weights.rotary_factor)

@@ -78,8 +78,7 @@ class NativeStep(DecodeStep):
     def _part(self, rows: DecodeRows, begin: int) -> Tensor:
         part = slice(begin, begin + MAX_ROWS)
         positions = rows.positions[part]
-        angles = positions.unsqueeze(1).float() * self._weights.rotary_frequencies
-        cos, sin = angles.cos() * self._weights.rotary_factor, angles.sin() * self._weights.rotary_factor
+        cos, sin = self._weights.rotation(positions)
         return self._step.run(
             StepRows(
                 hidden=F.embedding(rows.token_ids[part], self._weights.embedding).float(),

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from backends.user_cache import user_cache
+
 SOURCES = ("common.h", "attention.h", "matrix.h", "prefill.h", "rows.h", "kernels.c")
 BUILD_TIMEOUT_SECONDS = 120
 
@@ -34,7 +36,7 @@ def library_path() -> Path:
     if os.environ.get("KVGATE_NATIVE") == "0":
         raise BuildFailed("switched off by KVGATE_NATIVE=0")
     compiler = _compiler()
-    target = _cache_folder() / f"kernels-{_key(compiler)}.so"
+    target = user_cache() / "native" / f"kernels-{_key(compiler)}.so"
     if not target.exists():
         with _alone(target.parent):  # the instances of a first start all come here: one compiles, the others wait
             if not target.exists():
@@ -48,13 +50,6 @@ def _compiler() -> str:
         if found:
             return found
     raise BuildFailed("no C compiler (cc, gcc or clang) was found; install one for several times the decode speed")
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("KVGATE_CACHE_DIR")
-    if base:
-        return Path(base) / "native"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvgate" / "native"
 
 
 def _key(compiler: str) -> str:

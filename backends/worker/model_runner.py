@@ -42,7 +42,7 @@ class ModelRunner:
         self._spec = loaded.spec
         self._backend = backend or ReferenceAttention()
         self._decode_step = decode_step
-        self._threads = ThreadChoice(torch.get_num_threads() if self._spec.device == "cpu" else 1)
+        self._threads = ThreadChoice(torch.get_num_threads()) if self._spec.device == "cpu" else None
         self._clock = clock
 
     @property
@@ -78,6 +78,8 @@ class ModelRunner:
         self, batch: InputBatch, more_rows: Sequence[int], on_layer: Callable[[int], None] | None
     ) -> Tensor:
         """With as many threads as are faster now; see `ThreadChoice`."""
+        if self._threads is None:  # a step on a device returns before it is done, and its threads aren't ours
+            return self._logits(batch, more_rows, on_layer)
         num_keys = sum(span.stop for span in batch.step.spans)
         work = (len(batch.token_ids).bit_length(), num_keys.bit_length())
         num_threads = self._threads.choose(work)

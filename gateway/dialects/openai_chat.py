@@ -16,6 +16,7 @@ from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCall, 
 from gateway.dialects.chat_messages import read_messages, read_tools
 from gateway.dialects.fields import Fields, refuse
 from gateway.dialects.grammar import grammar_notices, read_response_format, read_tool_choice
+from gateway.dialects.openai_frames import Envelope, encode, usage_object
 from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
@@ -30,8 +31,6 @@ from gateway.dialects.sampling import (
 NAME = "openai_chat"
 PATH = "/chat/completions"
 MAX_TOP_LOGPROBS = 20
-
-_encode = msgspec.json.Encoder().encode
 
 
 def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
@@ -85,29 +84,19 @@ def _refuse_what_is_not_built(fields: Fields) -> None:
     fields.unsupported("audio")
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """Numbers where each client looks: the standard place, and the flat name that Roo reads."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "cache_read_input_tokens": usage.cached_tokens,
-    }
+    return usage_object(usage) | {"cache_read_input_tokens": usage.cached_tokens}
 
 
 class Renderer:
-    """One answer. Everything that is the same in each chunk is encoded once."""
+    """One answer."""
 
     def __init__(self, request_id: str, created: int, model: str, *, include_usage: bool) -> None:
-        self._id = f"chatcmpl-{request_id}"
-        self._created = created
-        self._model = model
-        self._include_usage = include_usage
-        head = {"id": self._id, "object": "chat.completion.chunk", "created": created, "model": model}
-        self._head = b"data: " + _encode(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._delta_tail = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._envelope = Envelope(
+            f"chatcmpl-{request_id}", created, model, chunk_object="chat.completion.chunk", include_usage=include_usage
+        )
+        self._delta_tail = b'},"logprobs":null,"finish_reason":null}]' + self._envelope.tail
 
     def start(self, index: int) -> bytes:
         """The chunk that opens a choice: a role and no text."""
@@ -119,33 +108,22 @@ class Renderer:
         if delta.logprobs:
             return self._choice(delta.index, {"content": delta.text}, logprobs=_logprobs_object(delta.logprobs))
         opening = b',"choices":[{"index":%d,"delta":{"content":' % delta.index
-        return self._head + opening + _encode(delta.text) + self._delta_tail
+        return self._envelope.head + opening + encode(delta.text) + self._delta_tail
 
     def end(self, index: int, reason: FinishReason) -> bytes:
         return self._choice(index, {}, reason=reason.value)
 
     def finish(self, usage: Usage) -> bytes:
-        if not self._include_usage:
-            return b""
-        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+        return self._envelope.last_chunk(_usage(usage))
 
     def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
-        return _encode(
-            {
-                "id": self._id,
-                "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [_whole_choice(choice) for choice in choices],
-                "usage": usage_object(usage),
-            }
-        )
+        return self._envelope.whole("chat.completion", [_whole_choice(choice) for choice in choices], _usage(usage))
 
     def _choice(
         self, index: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, reason: str | None = None
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
+        return self._envelope.chunk(choice)
 
 
 def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from backends.protocol.messages import Prompt, TextPrompt, TokenLogprob, TokenPr
 from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCallDelta
 from gateway.dialects.fields import Fields, kind, refuse
 from gateway.dialects.grammar import grammar_notices, read_response_format
+from gateway.dialects.openai_frames import Envelope, encode, usage_object
 from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
@@ -32,8 +33,6 @@ NAME = "openai_completions"
 PATH = "/completions"
 DEFAULT_MAX_TOKENS = 16  # of this API, since its first version
 MAX_LOGPROBS = 5
-
-_encode = msgspec.json.Encoder().encode
 
 
 def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
@@ -93,27 +92,14 @@ def _refuse_what_is_not_built(fields: Fields) -> None:
     fields.unsupported("suffix", "")
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
 class Renderer:
-    """One answer. Everything that is the same in each chunk is encoded once."""
+    """One answer."""
 
     def __init__(self, request_id: str, created: int, model: str, *, include_usage: bool) -> None:
-        self._id = f"cmpl-{request_id}"
-        self._created = created
-        self._model = model
-        self._include_usage = include_usage
-        head = {"id": self._id, "object": "text_completion", "created": created, "model": model}
-        self._head = b"data: " + _encode(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._envelope = Envelope(
+            f"cmpl-{request_id}", created, model, chunk_object="text_completion", include_usage=include_usage
+        )
+        self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._envelope.tail
 
     def start(self, index: int) -> bytes:
         """This API has no opening chunk."""
@@ -123,33 +109,29 @@ class Renderer:
         assert isinstance(delta, TextDelta), "this API has no tools"
         if delta.logprobs:
             return self._choice(delta.index, delta.text, logprobs=_logprobs_object(delta.logprobs))
-        return self._head + b',"choices":[{"index":%d,"text":' % delta.index + _encode(delta.text) + self._text_tail
+        return (
+            self._envelope.head
+            + b',"choices":[{"index":%d,"text":' % delta.index
+            + encode(delta.text)
+            + self._text_tail
+        )
 
     def end(self, index: int, reason: FinishReason) -> bytes:
         return self._choice(index, "", reason=reason.value)
 
     def finish(self, usage: Usage) -> bytes:
-        if not self._include_usage:
-            return b""
-        return self._head + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+        return self._envelope.last_chunk(usage_object(usage))
 
     def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
-        return _encode(
-            {
-                "id": self._id,
-                "object": "text_completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [_whole_choice(choice) for choice in choices],
-                "usage": usage_object(usage),
-            }
+        return self._envelope.whole(
+            "text_completion", [_whole_choice(choice) for choice in choices], usage_object(usage)
         )
 
     def _choice(
         self, index: int, text: str, *, logprobs: dict[str, Any] | None = None, reason: str | None = None
     ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return self._head + b',"choices":[' + _encode(choice) + b"]" + self._tail
+        return self._envelope.chunk(choice)
 
 
 def _whole_choice(choice: ChoiceAnswer) -> dict[str, Any]:

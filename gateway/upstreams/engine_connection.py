@@ -75,10 +75,6 @@ class EngineConnection:
         self._numbers = itertools.count(1)
         self._last_stats: tuple[float, EngineStats] | None = None
 
-    @property
-    def num_open_requests(self) -> int:
-        return len(self._channels)
-
     def open(self, generate: Generate) -> RequestChannel:
         channel = RequestChannel(self, generate.request_id)
         self._channels[generate.request_id] = channel

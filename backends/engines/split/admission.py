@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from backends.core.errors import RequestRefused
+from backends.core.errors import RequestRefused, queue_full
 from backends.core.request import Request
 from backends.core.sampling_check import scoring_chunk
 from backends.protocol.messages import EngineInfo, Prefill, TransferMode
-
-
-def check_prompt(request: Request) -> None:
-    if not request.prompt_token_ids:
-        raise RequestRefused("invalid_request", "The prompt is empty: it must have at least one token.", "prompt")
 
 
 def check_fits_peer(request: Request, peer: EngineInfo) -> None:
@@ -28,9 +23,7 @@ def check_fits_peer(request: Request, peer: EngineInfo) -> None:
 
 def check_queue(num_waiting: int, *, max_waiting: int) -> None:
     if num_waiting >= max_waiting:
-        raise RequestRefused(
-            "queue_full", f"{num_waiting} requests are waiting already, the most allowed. Try again later."
-        )
+        raise queue_full(num_waiting)
 
 
 def prefill_message(request: Request, block_ids: tuple[int, ...], *, default_mode: TransferMode) -> Prefill:

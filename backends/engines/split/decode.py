@@ -15,10 +15,11 @@ from backends.core.block_pool import KVCacheBlock
 from backends.core.errors import RequestRefused
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
+from backends.engines.admission import check_new
 from backends.engines.answer_loop import AnswerLoop
 from backends.engines.base import Emit, PeerLink
 from backends.engines.outputs import OutputProcessor
-from backends.engines.split.admission import check_fits_peer, check_prompt, check_queue, prefill_message
+from backends.engines.split.admission import check_fits_peer, check_queue, prefill_message
 from backends.engines.split.events import (
     Aborted,
     BlocksReserved,
@@ -206,9 +207,7 @@ class DecodeEngine:
 
     def _check(self, request: Request) -> None:
         request_id = request.request_id
-        if request_id in self._outputs or self._handoff.phase(request_id) is not None:
-            raise RequestRefused("invalid_request", f"Request id {request_id!r} is in use.", "request_id")
-        check_prompt(request)
+        check_new(request, in_use=request_id in self._outputs or self._handoff.phase(request_id) is not None)
         self._scheduler.check_fits(request.num_prompt_tokens)
         if self._link is None or self._peer_info is None:
             raise RequestRefused("peer_lost", NO_PEER)
