@@ -80,7 +80,7 @@ def _set_up_logging(config: EngineConfig) -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=os.environ.get("KVGATE_LOG_LEVEL", "INFO").upper(),
-        format=f"%(asctime)s %(levelname)s {config.role}[{os.getpid()}] %(name)s: %(message)s",
+        format=f"%(asctime)s %(levelname)s {config.name or config.role}[{os.getpid()}] %(name)s: %(message)s",
     )
 
 

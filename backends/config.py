@@ -10,6 +10,7 @@ from backends.protocol.messages import Role, TransferMode
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 WeightDType = Literal["auto", "fp32", "bf16", "int8", "int4"]
+TransferBackend = Literal["local", "nixl", "cuda_ipc"]
 KVCacheDType = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 
@@ -17,6 +18,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One instance of the bundled engine. Read as JSON by `python -m backends --config FILE` (`-` = standard input)."""
 
     role: Role
+    name: str = ""  # of this instance in logs, figures and towards peers; "" = the role
     model: str  # bundled name, Hugging Face folder, GGUF file or hub id
     served_name: str = "smollm2"
     device: str = "cpu"  # "cpu", "cuda:0" ...; "auto:N" = CUDA device N if there is one, else the CPU
@@ -40,7 +42,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_prefix_cache: bool = True
     transfer_mode: TransferMode = "layer"
     max_transfer_concurrency: int = 4  # layers in transfer at once
+    transfer_backend: TransferBackend = "local"
+    lease_seconds: float = 10.0  # split: longest silence of a peer before it is taken for hung
     handoff_timeout_seconds: float = 120.0  # split: longest wait of a request for its prefill
     num_threads: int | None = None  # None = all cores this process may use
+    cpus: tuple[int, ...] | None = None  # cores that the computing threads are bound to; None = not bound
     # most rows of a step that the compiled kernels take before torch does; None = measured once and remembered
     compiled_rows: int | None = None

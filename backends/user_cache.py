@@ -1,8 +1,11 @@
-"""Where this user's cache lies: converted models, compiled kernels. No torch."""
+"""Where this user's cache lies: converted models, packed weights, compiled kernels; and who may write. No torch."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,3 +16,12 @@ def user_cache() -> Path:
     shared = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache"  # the standard ignores relative ones
     return base / "kvgate"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Of all processes one at a time is in here; the others wait. A process that dies inside lets the next one in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

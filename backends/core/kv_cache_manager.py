@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from backends.core.block_pool import BlockPool, KVCacheBlock
-from backends.core.prefix_hash import Digest, PrefixKey, blake2b_256, extend
+from backends.core.prefix_hash import BlockHash, Digest, PrefixKey, blake2b_256, extend
 from backends.core.request import Request
+from backends.core.scheduler_types import Reservation
 
 
 class KVCacheManager:
@@ -41,17 +40,26 @@ class KVCacheManager:
 
         Its last token is never among them: something has to be computed to sample from.
         """
-        blocks: list[KVCacheBlock] = []
-        if not (self._shares(request) and request.reads_prefix_cache):
-            return blocks
+        return self._find(request, (request.num_tokens - 1) // self.block_size)
+
+    def reserve(self, request: Request, *, num_spare_blocks: int = 0) -> Reservation | None:
+        """Blocks for a prompt that is computed elsewhere, those that hold a part of it already first; or None.
+
+        All of it may be held: nothing has to be computed here to sample from. `num_spare_blocks` stay free.
+        """
+        held = self._find(request, request.num_prompt_tokens // self.block_size)
+        blocks = self._take(held, self.num_blocks_for(request.num_prompt_tokens), num_spare_blocks)
+        return None if blocks is None else Reservation(tuple(blocks), len(held) * self.block_size)
+
+    def prompt_hashes(self, request: Request) -> list[BlockHash]:
+        """Names of the full blocks of its prompt, in order; none if it neither reads nor fills a prefix cache."""
+        hashes: list[BlockHash] = []
         parent: PrefixKey | None = None
-        for index in range((request.num_tokens - 1) // self.block_size):
-            block = self.pool.find(self._key(request, index, parent))
-            if block is None:
-                break
-            blocks.append(block)
-            parent = block.key
-        return blocks
+        if self._shares(request) and request.reads_prefix_cache:
+            for index in range(request.num_prompt_tokens // self.block_size):
+                parent = self._key(request, index, parent)
+                hashes.append(parent.block_hash)
+        return hashes
 
     def admit(self, request: Request, *, num_spare_blocks: int = 0) -> bool:
         """Give a request without blocks room for all its tokens, prefix hits first; or False, and nothing changes.
@@ -60,26 +68,22 @@ class KVCacheManager:
         """
         assert not request.blocks, f"{request.request_id} is admitted twice"
         computed = self.find_computed(request)
-        num_new = self.num_blocks_for(request.num_tokens) - len(computed)
-        num_revived = sum(block.ref_count == 0 for block in computed)
-        if num_new + num_revived + num_spare_blocks > self.pool.num_free_blocks:
+        blocks = self._take(computed, self.num_blocks_for(request.num_tokens), num_spare_blocks)
+        if blocks is None:
             return False
-        self.pool.touch(computed)
-        new = self.pool.allocate(num_new)
-        assert new is not None
-        request.blocks = computed + new
+        request.blocks = blocks
         request.num_computed_tokens = len(computed) * self.block_size
         self._count_hits(request)
         return True
 
-    def adopt(self, request: Request, blocks: Sequence[KVCacheBlock]) -> None:
-        """Take over held blocks in which the KV of all of the prompt is computed already."""
+    def adopt(self, request: Request, reservation: Reservation) -> None:
+        """Take over reserved blocks in which the KV of all of the prompt is by now."""
         assert not request.blocks, f"{request.request_id} has blocks already"
-        request.blocks = list(blocks)
+        request.blocks = list(reservation.blocks)
         assert self.num_blocks_for(request.num_computed_tokens) <= len(request.blocks)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = 0
-        self.cache_full_blocks(request)
+        self.cache_full_blocks(request, since=reservation.num_held_tokens)
 
     def allocate_slots(self, request: Request, num_tokens: int) -> bool:
         """Room for `num_tokens` beyond the computed ones; or False, and nothing changes."""
@@ -106,6 +110,31 @@ class KVCacheManager:
         self.pool.free(request.blocks)
         request.blocks = []
         request.num_computed_tokens = 0
+
+    def _find(self, request: Request, max_blocks: int) -> list[KVCacheBlock]:
+        """The longest run of cached full blocks that starts `request`, up to that many. Read only."""
+        blocks: list[KVCacheBlock] = []
+        if not (self._shares(request) and request.reads_prefix_cache):
+            return blocks
+        parent: PrefixKey | None = None
+        for index in range(max_blocks):
+            block = self.pool.find(self._key(request, index, parent))
+            if block is None:
+                break
+            blocks.append(block)
+            parent = block.key
+        return blocks
+
+    def _take(self, cached: list[KVCacheBlock], num_blocks: int, num_spare_blocks: int) -> list[KVCacheBlock] | None:
+        """Hold `cached` and new ones up to `num_blocks`; or None, and nothing changes."""
+        num_new = num_blocks - len(cached)
+        num_revived = sum(block.ref_count == 0 for block in cached)
+        if num_new + num_revived + num_spare_blocks > self.pool.num_free_blocks:
+            return None
+        self.pool.touch(cached)
+        new = self.pool.allocate(num_new)
+        assert new is not None
+        return cached + new
 
     def _shares(self, request: Request) -> bool:
         return self._enable_prefix_cache and request.cache.enable_prefix_cache

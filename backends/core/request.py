@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +33,14 @@ class Echo:
     offsets: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    """What an answer's text has beside its tokens' own."""
+
+    opening: str = ""  # what the prompt began it with
+    marks: Mapping[int, str] = field(default_factory=dict)  # special tokens that are text here
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its progress.
@@ -53,6 +61,7 @@ class Request:
     notices: tuple[str, ...] = ()
     grammar: TokenGrammar | None = None
     echo: Echo | None = None
+    answer_text: AnswerText = AnswerText()
 
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

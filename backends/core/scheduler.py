@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from backends.core.block_pool import KVCacheBlock
 from backends.core.errors import RequestRefused, queue_full
 from backends.core.kv_cache_manager import KVCacheManager
 from backends.core.request import Request
-from backends.core.scheduler_types import ScheduledRequest, SchedulerOutput
+from backends.core.scheduler_types import Reservation, ScheduledRequest, SchedulerOutput
 from backends.core.token_budget import TokenBudget
 
 
@@ -42,8 +41,9 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._running: list[Request] = []  # oldest first
         self._waiting: deque[Request] = deque()  # preempted ones in front
-        self._reserved: dict[int, KVCacheBlock] = {}
+        self._reserved: set[Reservation] = set()
         self._refused_admission: tuple[str, int, int] | None = None
+        self._refused_reservation: tuple[str, int, int] | None = None
         self.num_preemptions = 0
         self.num_prompt_tokens = 0  # of all requests that were ever admitted
 
@@ -92,33 +92,36 @@ class Scheduler:
                 f"{self._manager.block_size}). Shorten the prompt or give the engine a larger KV pool.",
             )
 
-    def reserve(self, num_blocks: int) -> list[KVCacheBlock] | None:
+    def reserve(self, request: Request) -> Reservation | None:
         """Blocks for a prompt that is computed elsewhere, or None for now.
 
         None while anything waits: a preempted request would otherwise see every freed block go to a newcomer. Each
         running request keeps one block to grow into.
         """
-        pool = self._manager.pool
-        if self._waiting or num_blocks + len(self._running) > pool.num_free_blocks:
+        if self._waiting:
             return None
-        blocks = pool.allocate(num_blocks)
-        assert blocks is not None
-        self._reserved.update((block.block_id, block) for block in blocks)
-        return blocks
+        # Looking a long prefix up again is worth it only once there is more room than when it failed.
+        attempt = (request.request_id, self._manager.pool.num_frees, len(self._running))
+        if attempt == self._refused_reservation:
+            return None
+        reservation = self._manager.reserve(request, num_spare_blocks=len(self._running))
+        if reservation is None:
+            self._refused_reservation = attempt
+            return None
+        self._reserved.add(reservation)
+        return reservation
 
-    def release(self, blocks: Sequence[KVCacheBlock]) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Give reserved blocks back unused."""
-        for block in blocks:
-            del self._reserved[block.block_id]
-        self._manager.pool.free(blocks)
+        self._reserved.remove(reservation)
+        self._manager.pool.free(reservation.blocks)
 
-    def add_computed(self, request: Request, blocks: Sequence[KVCacheBlock]) -> None:
+    def add_computed(self, request: Request, reservation: Reservation) -> None:
         """Run a request whose prompt was computed into these reserved blocks and whose first token is known."""
         assert request.num_computed_tokens == request.num_prompt_tokens
         assert request.num_pending_tokens == 1
-        for block in blocks:
-            del self._reserved[block.block_id]
-        self._manager.adopt(request, blocks)
+        self._reserved.remove(reservation)
+        self._manager.adopt(request, reservation)
         self.num_prompt_tokens += request.num_prompt_tokens
         self._running.append(request)
 
@@ -128,6 +131,9 @@ class Scheduler:
         if request is not None:
             self.finish(request)
         return request
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._running or request in self._waiting
 
     def finish(self, request: Request) -> None:
         """Forget a request that is here and free its blocks; what they hold stays findable."""
@@ -158,7 +164,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that no block is lost, leaked or owned twice, and that requests keep their invariants."""
         tables = [request.blocks for request in self._running]
-        self._manager.pool.check_integrity([*tables, list(self._reserved.values())])
+        self._manager.pool.check_integrity([*tables, *(reservation.blocks for reservation in self._reserved)])
         for request in self._running:
             num_slots = len(request.blocks) * self._manager.block_size
             assert request.num_computed_tokens <= min(request.num_tokens, num_slots), request

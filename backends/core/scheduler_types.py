@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.core.block_pool import KVCacheBlock
 from backends.core.request import Request
 
 
@@ -21,6 +22,21 @@ class ScheduledRequest:
     @property
     def samples(self) -> bool:
         return self.start + self.num_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """Blocks for a prompt that is computed elsewhere. The first ones hold the KV of `num_held_tokens` already.
+
+    Held blocks are full and may be shared with others: nobody writes to them.
+    """
+
+    blocks: tuple[KVCacheBlock, ...]
+    num_held_tokens: int
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        return tuple(block.block_id for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)

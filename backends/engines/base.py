@@ -11,12 +11,14 @@ from typing import Protocol
 
 from backends.core.errors import RequestRefused
 from backends.core.request import Request
-from backends.protocol.messages import EngineInfo, EngineStats, FromEngine, FromPrefill, ToPrefill
+from backends.engines.split.peer import PeerId
+from backends.protocol.messages import EngineInfo, EngineStats, FromEngine, FromPrefill, Pair, ToPrefill
 
 __all__ = [
     "Emit",
     "EmitPeer",
     "Engine",
+    "PeerId",
     "PeerLink",
     "RequestRefused",
     "SplitDecodeEngine",
@@ -54,46 +56,51 @@ class Engine(Protocol):
 
 
 class PeerLink(Protocol):
-    """The decode side's way to its prefill side: sends without blocking."""
+    """The decode side's way to a prefill side: sends without blocking."""
 
     def send(self, message: ToPrefill) -> None: ...
 
 
 class SplitDecodeEngine(Engine, Protocol):
-    """A decode side: an engine that also hears from its prefill side."""
+    """A decode side: an engine that also hears from its prefill sides."""
 
     @property
-    def kv_memory_fd(self) -> int: ...
+    def kv_memory_fd(self) -> int:
+        """Travels beside `pair_message`; -1 = nothing does."""
 
-    @property
-    def kv_memory_bytes(self) -> int: ...
+    def pair_message(self) -> Pair:
+        """How it introduces itself to a prefill side."""
 
-    def peer_connected(self, link: PeerLink, info: EngineInfo) -> None: ...
+    def peer_connected(self, peer: PeerId, link: PeerLink, info: EngineInfo) -> None: ...
 
-    def peer_message(self, message: FromPrefill) -> None: ...
+    def peer_message(self, peer: PeerId, message: FromPrefill) -> None: ...
 
-    def peer_lost(self, reason: str) -> None:
-        """The prefill side is gone and writes no more: its blocks may be reused."""
+    def peer_hung(self, peer: PeerId, reason: str) -> None:
+        """The prefill side isn't counted on any more, but may still write: the blocks it was lent stay held."""
+
+    def peer_lost(self, peer: PeerId, reason: str) -> None:
+        """The prefill side is gone and writes no more: the blocks it was lent may be reused."""
 
 
 EmitPeer = Callable[[FromPrefill], None]
 
 
 class SplitPrefillEngine(Protocol):
-    """A prefill side: takes `Prefill`s of one paired decode side at a time."""
+    """A prefill side: takes `Prefill`s of paired decode sides."""
 
     @property
     def info(self) -> EngineInfo: ...
 
-    def pair(
-        self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer, *, protocol_version: int
-    ) -> str | None:
-        """Map the decode side's KV memory. Returns why not, if protocol version, block size, dtype or model differ."""
+    def pair(self, peer: PeerId, pair: Pair, kv_memory_fd: int | None, emit: EmitPeer) -> str | None:
+        """Map the decode side's KV memory. Returns why not, if version, backend, block size, dtype or model differ.
 
-    def unpair(self) -> None:
-        """The decode side is gone: drop its requests, wait for running copies, unmap."""
+        The descriptor, if one came with the message, stays the caller's.
+        """
 
-    def peer_message(self, message: ToPrefill) -> None: ...
+    def unpair(self, peer: PeerId) -> None:
+        """The decode side is gone: drop its requests, wait for running copies, unmap. Unknown ones are ignored."""
+
+    def peer_message(self, peer: PeerId, message: ToPrefill) -> None: ...
 
     def step(self) -> bool: ...
 

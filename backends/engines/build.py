@@ -72,7 +72,10 @@ class Parts:
     def _detokenizer(self, request: Request) -> Detokenizer:
         """A grammar ends its answer itself."""
         stop = () if request.grammar is not None else request.sampling.stop
-        return self.codec.detokenizer(stop, min_tokens=request.sampling.min_tokens)
+        text = request.answer_text
+        return self.codec.detokenizer(
+            stop, min_tokens=request.sampling.min_tokens, opening=text.opening, marks=text.marks
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,7 @@ def _info(
         )
     return EngineInfo(
         role=role,
+        name=config.name or role,
         pid=os.getpid(),
         served_name=config.served_name,
         model_path=model_path,
@@ -213,6 +217,10 @@ def _info(
         device=config.device,
         num_threads=num_threads,
         template_takes_tools=codec.template_takes_tools,
+        tool_format=codec.tool_format,
+        reasoning_format=codec.reasoning_format,
+        rope_scaling=spec.rope_scaling,
+        native_max_model_len=spec.native_max_model_len,
         default_sampling=dict(spec.default_sampling),
         notices=notices,
     )

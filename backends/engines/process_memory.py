@@ -18,6 +18,7 @@ class ProcessMemory:
         now = current_memory(self._device)
         return MemoryReading(
             memory_bytes=now.memory,
+            shared_memory_bytes=0 if now.cuda_allocated else now.shared,
             peak_memory_bytes=peak,
             cuda_allocated_bytes=now.cuda_allocated,
             cuda_reserved_bytes=now.cuda_reserved,

@@ -25,7 +25,7 @@ from typing import Any
 
 from backends.config import EngineConfig
 from backends.core.errors import RequestRefused
-from backends.core.request import Request, TokenGrammar
+from backends.core.request import AnswerText, Request, TokenGrammar
 from backends.engines.base import Emit
 from backends.protocol.messages import (
     Accepted,
@@ -100,6 +100,9 @@ class ScriptedCodec:
     def echo(self, prompt: Prompt, token_ids: Sequence[int], *, with_offsets: bool) -> tuple[str, list[int]]:
         raise RequestRefused("invalid_request", "The scripted engine repeats its prompt anyway.", "echo")
 
+    def answer_text(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> AnswerText:
+        return AnswerText()
+
     def word(self, token_id: int) -> str:
         return self._words.get(token_id, f"t{token_id}")
 
@@ -143,6 +146,7 @@ def scripted_info(config: EngineConfig, script: Script) -> EngineInfo:
     context = min(config.max_model_len or script.context, num_blocks * config.block_size)
     return EngineInfo(
         role=config.role,
+        name=config.name or config.role,
         pid=os.getpid(),
         served_name=config.served_name,
         model_path=config.model,

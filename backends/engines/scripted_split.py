@@ -16,7 +16,7 @@ from typing_extensions import override
 from backends.config import EngineConfig
 from backends.core.errors import RequestRefused
 from backends.core.request import Request
-from backends.engines.base import Emit, EmitPeer, PeerLink
+from backends.engines.base import Emit, EmitPeer, PeerId, PeerLink
 from backends.engines.scripted import BlockCount, Script, ScriptedCodec, ScriptedEngine, scripted_info
 from backends.protocol.messages import (
     PROTOCOL_VERSION,
@@ -24,6 +24,7 @@ from backends.protocol.messages import (
     EngineInfo,
     EngineStats,
     FromPrefill,
+    Pair,
     Prefill,
     Prefilled,
     PrefillFailed,
@@ -33,40 +34,46 @@ from backends.protocol.messages import (
 )
 
 KV_MEMORY_BYTES = 4096
-NO_PEER = "The prefill side of the split engine is not connected; try again, or use X-Cache-Mode: merged."
+NO_PEER = "No prefill side of the split engine is connected; try again, or use X-Cache-Mode: merged."
 
 
 class ScriptedDecodeEngine(ScriptedEngine):
-    """Sends each prompt to its prefill side, and repeats it once that has answered."""
+    """Sends each prompt to the prefill side that has the fewest, and repeats it once that has answered."""
 
     def __init__(self, config: EngineConfig, script: Script, emit: Emit, codec: ScriptedCodec) -> None:
         super().__init__(config, script, emit, codec)
         self._memory: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the engine
         self._memory.truncate(KV_MEMORY_BYTES)
-        self._link: PeerLink | None = None
-        self._prefilling: dict[str, Request | None] = {}  # None: aborted, but the prefill side has not let go yet
+        self._links: dict[PeerId, PeerLink] = {}  # in use; a hung side has none any more
+        self._prefilling: dict[str, tuple[PeerId, Request | None]] = {}  # None: ended, but not let go of yet
 
     @property
     def kv_memory_fd(self) -> int:
         return self._memory.fileno()
 
-    @property
-    def kv_memory_bytes(self) -> int:
-        return KV_MEMORY_BYTES
+    def pair_message(self) -> Pair:
+        return Pair(
+            info=self.info,
+            kv_memory_bytes=KV_MEMORY_BYTES,
+            transfer_backend=self._config.transfer_backend,
+            lease_seconds=self._config.lease_seconds,
+        )
 
     @override
     def submit(self, request: Request) -> None:
-        if self._link is None:
+        if not self._links:
             raise RequestRefused("peer_lost", NO_PEER)
         super().submit(request)
 
     @override
     def abort(self, request_id: str) -> None:
-        if self._prefilling.get(request_id) is not None and self._link is not None:
-            self._prefilling[request_id] = None
-            self._link.send(CancelPrefill(request_id=request_id))
+        if request_id not in self._prefilling:
+            super().abort(request_id)
             return
-        super().abort(request_id)
+        peer, request = self._prefilling[request_id]
+        self._prefilling[request_id] = (peer, None)
+        if request is not None and peer in self._links:
+            self._links[peer].send(CancelPrefill(request_id=request_id))
 
     @override
     def num_unfinished(self) -> int:
@@ -76,10 +83,10 @@ class ScriptedDecodeEngine(ScriptedEngine):
     def close(self) -> None:
         self._memory.close()
 
-    def peer_connected(self, link: PeerLink, info: EngineInfo) -> None:
-        self._link = link
+    def peer_connected(self, peer: PeerId, link: PeerLink, info: EngineInfo) -> None:
+        self._links[peer] = link
 
-    def peer_message(self, message: FromPrefill) -> None:
+    def peer_message(self, peer: PeerId, message: FromPrefill) -> None:
         match message:
             case Prefilled(request_id=request_id):
                 request = self._let_go(request_id)
@@ -95,23 +102,33 @@ class ScriptedDecodeEngine(ScriptedEngine):
             case _:
                 pass
 
-    def peer_lost(self, reason: str) -> None:
-        self._link = None
-        waiting, self._waiting = self._waiting, deque()
-        lost = [*waiting, *(self._let_go(request_id) for request_id in list(self._prefilling))]
-        for request in lost:
-            if request is not None:
+    def peer_hung(self, peer: PeerId, reason: str) -> None:
+        """What waits for it ends; its blocks stay held."""
+        self._links.pop(peer, None)
+        for request_id, (asked, request) in self._prefilling.items():
+            if asked == peer and request is not None:
+                self._prefilling[request_id] = (peer, None)
                 self._fail(request, "peer_lost", reason)
+        if not self._links:
+            waiting, self._waiting = self._waiting, deque()
+            for request in waiting:
+                self._fail(request, "peer_lost", reason)
+
+    def peer_lost(self, peer: PeerId, reason: str) -> None:
+        self.peer_hung(peer, reason)
+        for request_id in [name for name, (asked, _) in self._prefilling.items() if asked == peer]:
+            self._let_go(request_id)
 
     def _let_go(self, request_id: str) -> Request | None:
         self._blocks.give_back(request_id)
-        return self._prefilling.pop(request_id)
+        return self._prefilling.pop(request_id)[1]
 
     @override
     def _start(self, request: Request) -> None:
         """Blocks are reserved: the prefill side may write to them from now on."""
-        assert self._link is not None
-        self._prefilling[request.request_id] = request
+        asked = [peer for peer, _ in self._prefilling.values()]
+        peer = min(self._links, key=asked.count)
+        self._prefilling[request.request_id] = (peer, request)
         prefill = Prefill(
             request_id=request.request_id,
             token_ids=request.prompt_token_ids,
@@ -121,7 +138,7 @@ class ScriptedDecodeEngine(ScriptedEngine):
             transfer_mode=request.cache.transfer_mode or "layer",
             seed=request.seed,
         )
-        self._link.send(prefill)
+        self._links[peer].send(prefill)
 
 
 class ScriptedPrefillEngine:
@@ -129,54 +146,53 @@ class ScriptedPrefillEngine:
 
     def __init__(self, config: EngineConfig, script: Script) -> None:
         self.info = scripted_info(config, script)
+        self._config = config
         self._script = script
         self._blocks = BlockCount(self.info.num_blocks, config.block_size)
-        self._emit: EmitPeer | None = None
-        self._queue: deque[Prefill] = deque()
+        self._peers: dict[PeerId, EmitPeer] = {}
+        self._queue: deque[tuple[PeerId, Prefill]] = deque()
         self._num_steps = 0
 
-    def pair(
-        self, info: EngineInfo, kv_memory_fd: int, kv_memory_bytes: int, emit: EmitPeer, *, protocol_version: int
-    ) -> str | None:
-        if protocol_version != PROTOCOL_VERSION:
-            return f"protocol version {protocol_version} there, {PROTOCOL_VERSION} here"
-        if info.block_size != self.info.block_size:
-            return f"block_size {info.block_size} there, {self.info.block_size} here"
-        if os.fstat(kv_memory_fd).st_size != kv_memory_bytes:
+    def pair(self, peer: PeerId, pair: Pair, kv_memory_fd: int | None, emit: EmitPeer) -> str | None:
+        if pair.protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {pair.protocol_version} there, {PROTOCOL_VERSION} here"
+        if pair.transfer_backend != self._config.transfer_backend:
+            return f"transfer_backend {pair.transfer_backend} there, {self._config.transfer_backend} here"
+        if pair.info.block_size != self.info.block_size:
+            return f"block_size {pair.info.block_size} there, {self.info.block_size} here"
+        if kv_memory_fd is None or os.fstat(kv_memory_fd).st_size != pair.kv_memory_bytes:
             return "the KV memory has another size than was said"
-        self._emit = emit
+        self._peers[peer] = emit
         return None
 
-    def unpair(self) -> None:
-        self._emit = None
-        self._queue.clear()
-        for request_id in list(self._blocks.held):
-            self._blocks.give_back(request_id)
+    def unpair(self, peer: PeerId) -> None:
+        self._peers.pop(peer, None)
+        self._queue = deque(item for item in self._queue if item[0] != peer)
 
-    def peer_message(self, message: ToPrefill) -> None:
+    def peer_message(self, peer: PeerId, message: ToPrefill) -> None:
         match message:
             case Prefill():
-                self._queue.append(message)
+                self._queue.append((peer, message))
             case CancelPrefill(request_id=request_id):
-                known = [prefill for prefill in self._queue if prefill.request_id == request_id]
-                for prefill in known:
-                    self._queue.remove(prefill)
-                    self._say(Released(request_id=request_id))
+                known = [item for item in self._queue if item[0] == peer and item[1].request_id == request_id]
+                for item in known:
+                    self._queue.remove(item)
+                    self._peers[peer](Released(request_id=request_id))
             case _:
                 pass
 
     def step(self) -> bool:
         if not self._queue:
             return False
-        prefill = self._queue[0]
+        peer, prefill = self._queue.popleft()
+        say = self._peers[peer]
         started = time.monotonic()
         self._num_steps += 1
         self._blocks.grow(prefill.request_id, len(prefill.token_ids))
-        self._say(PrefillStarted(request_id=prefill.request_id, at=started, cached_tokens=0))
+        say(PrefillStarted(request_id=prefill.request_id, at=started, cached_tokens=0))
         time.sleep(self._script.delay)
         self._blocks.give_back(prefill.request_id)
-        self._queue.popleft()
-        self._say(self._prefilled(prefill, started))
+        say(self._prefilled(prefill, started))
         return True
 
     def next_deadline(self) -> float | None:
@@ -199,10 +215,6 @@ class ScriptedPrefillEngine:
 
     def close(self) -> None:
         pass
-
-    def _say(self, message: FromPrefill) -> None:
-        if self._emit is not None:
-            self._emit(message)
 
     def _prefilled(self, prefill: Prefill, started: float) -> Prefilled:
         return Prefilled(

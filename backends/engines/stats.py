@@ -15,6 +15,7 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True):
     """What the process holds now: resident on a CPU, allocated on CUDA; and the most since the peak was reset."""
 
     memory_bytes: int = 0
+    shared_memory_bytes: int = 0  # the part of it of which other processes may hold the same pages
     peak_memory_bytes: int = 0
     cuda_allocated_bytes: int = 0
     cuda_reserved_bytes: int = 0
@@ -45,6 +46,7 @@ def engine_stats(
         num_blocks_cached=pool.num_cached_blocks,
         peak_blocks_in_use=pool.peak_blocks_in_use,
         memory_bytes=reading.memory_bytes,
+        shared_memory_bytes=reading.shared_memory_bytes,
         peak_memory_bytes=reading.peak_memory_bytes,
         cuda_allocated_bytes=reading.cuda_allocated_bytes,
         cuda_reserved_bytes=reading.cuda_reserved_bytes,

@@ -7,12 +7,12 @@ Values that a config leaves out mean what transformers' config classes say.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from backends.models.context import rope_parameters, rope_type
 from backends.models.spec import ModelLoadError
 
 # What a left out value means, where the families differ. None for `head_dim`: hidden_size / num_attention_heads.
@@ -48,13 +48,13 @@ class DenseConfig:
 def fits_dense_decoder(config: dict[str, Any]) -> bool:
     """Whether the model is exactly one of the families; anything unusual is left to transformers' own code."""
     architectures = config.get("architectures") or ["ForCausalLM"]
-    rope = _rope_parameters(config)
+    rope = rope_parameters(config)
     return (
         config.get("model_type") in FAMILIES
         and str(architectures[0]).endswith("ForCausalLM")
         and config.get("hidden_act", "silu") == "silu"
         and rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) in (None, 1, 1.0)
-        and _rope_type(rope) not in SEQUENCE_DEPENDENT_ROPE
+        and rope_type(rope) not in SEQUENCE_DEPENDENT_ROPE
         and not config.get("quantization_config")
         and not config.get("auto_map")
     )
@@ -101,31 +101,22 @@ def _sliding_windows(family: str, values: dict[str, Any]) -> tuple[int | None, .
 # -------------------------------------------------------------------------------------------------- rotary embedding
 
 
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Old configs say `rope_scaling`, new ones `rope_parameters`."""
-    return config.get("rope_scaling") or config.get("rope_parameters") or {}
-
-
-def _rope_type(rope: dict[str, Any]) -> str:
-    return str(rope.get("rope_type", rope.get("type", "default")))
-
-
-def rotary_frequencies(folder: Path, config: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
+def rotary_frequencies(config: dict[str, Any], head_dim: int) -> tuple[Tensor, float]:
     """fp32 [head_dim / 2], and the factor on cos and sin that some scalings have."""
-    rope = _rope_parameters(config)
-    if _rope_type(rope) != "default":
-        return _scaled_frequencies(folder, _rope_type(rope))
+    rope = rope_parameters(config)
+    if rope_type(rope) != "default":
+        return _scaled_frequencies(config, rope_type(rope))
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     return 1.0 / (theta**exponents), 1.0
 
 
-def _scaled_frequencies(folder: Path, rope_type: str) -> tuple[Tensor, float]:
-    from transformers import AutoConfig  # noqa: PLC0415  (a second, and only for the models that need it)
+def _scaled_frequencies(config: dict[str, Any], kind: str) -> tuple[Tensor, float]:
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415  (a second, and only for the models that need it)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415
 
-    if rope_type not in ROPE_INIT_FUNCTIONS:
+    if kind not in ROPE_INIT_FUNCTIONS:
         known = ", ".join(["default", *sorted(ROPE_INIT_FUNCTIONS)])
-        raise ModelLoadError(f"config.json asks for rotary embeddings of type {rope_type!r}; known are {known}.")
-    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](AutoConfig.from_pretrained(folder))
+        raise ModelLoadError(f"config.json asks for rotary embeddings of type {kind!r}; known are {known}.")
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](CONFIG_MAPPING[config["model_type"]].from_dict(config))
     return frequencies, float(factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from torch import Tensor
 from backends.attention.base import AttentionParams
 from backends.models.dense import DenseLayer, DenseModel, DenseWeights
 from backends.models.dense_config import DenseConfig, read_dense_config, rotary_frequencies
+from backends.models.linear import with_step_form
 from backends.models.linear_loader import LinearLoader, plan_weights
+from backends.models.packed_weights import Loaded, PackedStore
 from backends.models.spec import ModelLoadError
+from backends.models.tensor_file import Parts
 from backends.models.weights import QuantizedFiles, WeightFiles
 
 
@@ -26,25 +29,62 @@ class DenseParts:
     notices: tuple[str, ...]
 
 
-def load_dense(folder: Path, config: dict[str, Any], *, device: str, dtype: str, weight_dtype: str) -> DenseParts:
+def load_dense(
+    folder: Path, config: dict[str, Any], *, device: str, dtype: str, weight_dtype: str, store: PackedStore
+) -> DenseParts:
     dense = read_dense_config(config)
-    files, quantized = WeightFiles(folder), QuantizedFiles(folder)
+    quantized = QuantizedFiles(folder)
     plan = plan_weights(dtype=dtype, weight_dtype=weight_dtype, device=device, has_own_values=bool(quantized))
-    loader = LinearLoader(files, quantized, plan)
-    frequencies, factor = rotary_frequencies(folder, config, dense.head_dim)
-    embedding_name = "model.embed_tokens.weight"
-    embedding = loader.vector(embedding_name)
-    tied = dense.tie_word_embeddings
+
+    def make_parts(for_file: bool) -> Parts:
+        return _parts(LinearLoader(WeightFiles(folder), quantized, plan), dense, for_file=for_file)
+
+    if torch.device(device).type == "cpu":
+        shape = replace(dense, max_position_embeddings=0)  # the length changes no weight
+        choice = {"dtype": dtype, "weight_dtype": plan.weight_dtype, "plan": repr((plan, shape))}
+        loaded = store.load(folder, choice, make_parts)
+    else:
+        loaded = Loaded(dict(make_parts(False)))
+    parts = loaded.parts
+    frequencies, factor = rotary_frequencies(config, dense.head_dim)
     weights = DenseWeights(
-        embedding=embedding,
-        layers=tuple(_layer(loader, dense, index) for index in range(dense.num_layers)),
-        norm=loader.vector("model.norm.weight"),
-        head=loader.head(embedding_name if tied else "lm_head.weight", embedding if tied else None),
+        embedding=parts["embedding"],
+        layers=tuple(parts[f"layer {index}"] for index in range(dense.num_layers)),
+        norm=parts["norm"],
+        head=parts["head"],
         rotary_frequencies=frequencies.to(device),
         rotary_factor=factor,
     )
-    _refuse_unknown(files.unread(), dense)
-    return DenseParts(DenseModel(dense, weights), dense, plan.weight_dtype, plan.notices + loader.notices())
+    notices = plan.notices + tuple(parts["notices"]) + loaded.notices
+    return DenseParts(DenseModel(dense, weights), dense, plan.weight_dtype, notices)
+
+
+def _parts(loader: LinearLoader, config: DenseConfig, *, for_file: bool) -> Parts:
+    """One after the other, each complete. The embedding stays until the end, as the head of a tied model is the same.
+
+    `for_file`: with the forms that only some processes use.
+    """
+    complete = with_step_form if for_file else lambda linear: linear
+    embedding_name = "model.embed_tokens.weight"
+    embedding = loader.vector(embedding_name)
+    yield "embedding", embedding
+    for index in range(config.num_layers):
+        layer = _layer(loader, config, index)
+        yield (
+            f"layer {index}",
+            replace(
+                layer,
+                qkv=complete(layer.qkv),
+                output=complete(layer.output),
+                gate_up=complete(layer.gate_up),
+                down=complete(layer.down),
+            ),
+        )
+    yield "norm", loader.vector("model.norm.weight")
+    tied = config.tie_word_embeddings
+    yield "head", complete(loader.head(embedding_name if tied else "lm_head.weight", embedding if tied else None))
+    _refuse_unknown(loader.unread(), config)
+    yield "notices", loader.notices()
 
 
 def _layer(loader: LinearLoader, config: DenseConfig, index: int) -> DenseLayer:

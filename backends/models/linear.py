@@ -6,7 +6,7 @@ bf16 instructions win. `MixedLinear` keeps both forms of the same weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from backends.native.library import MAX_ROWS, PackedMatrix
+from backends.native import library
+from backends.native.library import MAX_ROWS, PackedMatrix, WeightKind
 
 # Measured on two cores with AVX-512 BF16: at 16 rows the low-bit kernels and bf16 take the same time, at 8 half of it.
 MAX_LOW_BIT_ROWS = 12
@@ -37,6 +38,7 @@ class PlainLinear(Linear):
 
     weight: Tensor
     bias: Tensor | None = None
+    step_form: PackedMatrix | None = None
 
     @override
     def __call__(self, x: Tensor) -> Tensor:
@@ -49,6 +51,7 @@ class WideLinear(Linear):
 
     weight: Tensor
     bias: Tensor | None = None
+    step_form: PackedMatrix | None = None
 
     @override
     def __call__(self, x: Tensor) -> Tensor:
@@ -91,3 +94,30 @@ class KernelLinear(Linear):
             self.packed.product(part, num_threads=torch.get_num_threads()) for part in torch.split(x.float(), MAX_ROWS)
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(x.dtype)
+
+
+_STEP_KINDS = {torch.bfloat16: WeightKind.BF16, torch.float32: WeightKind.FP32}
+
+
+def step_form(linear: Linear) -> PackedMatrix | None:
+    """What the compiled decode step multiplies with; None if it takes no such weight.
+
+    For a weight that isn't rounded it is a second copy, which only a process that decodes needs.
+    """
+    if isinstance(linear, KernelLinear):
+        return linear.packed
+    if not isinstance(linear, PlainLinear | WideLinear):
+        return None
+    if linear.step_form is not None:
+        return linear.step_form
+    kind = _STEP_KINDS.get(linear.weight.dtype)
+    if kind is None or not PackedMatrix.fits(*linear.weight.shape):
+        return None
+    return PackedMatrix.pack(kind, linear.weight, bias=linear.bias)
+
+
+def with_step_form(linear: Linear) -> Linear:
+    """The same with that copy beside it: for a file, where whoever doesn't read it doesn't have it in memory."""
+    if isinstance(linear, PlainLinear | WideLinear) and library.available():
+        return replace(linear, step_form=step_form(linear))
+    return linear

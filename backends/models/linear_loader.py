@@ -100,6 +100,9 @@ class LinearLoader:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def unread(self) -> list[str]:
+        return self._files.unread()
+
     def vector(self, name: str) -> Tensor:
         return self._files.read(name).to(self._plan.device, self._dtype)
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from backends.models.base import CausalModel, LoadedModel
+from backends.models.context import ContextPlan, plan_context
 from backends.models.dense_config import fits_dense_decoder
 from backends.models.dense_loader import load_dense
 from backends.models.dtypes import activation_dtype
 from backends.models.hf_loader import load_hf
+from backends.models.packed_weights import PackedStore, default_store
 from backends.models.spec import ModelLoadError, ModelSpec
 from backends.models.weights import fingerprint
 
@@ -27,26 +29,37 @@ def load_model(
     dtype: str = "auto",
     weight_dtype: str = "auto",
     max_model_len: int | None = None,
+    store: PackedStore | None = None,
 ) -> LoadedModel:
-    """Raises `ModelLoadError` for a folder that is incomplete, or a model that this engine can't serve faithfully."""
+    """Raises `ModelLoadError` for a folder that is incomplete, or a model that this engine can't serve faithfully.
+
+    `store`: where packed weights are kept for the other processes and the next start; None = in the user's cache.
+    """
     config = _read_json(path / "config.json")
+    context = plan_context(config, max_model_len)
     effective = activation_dtype(dtype, device)
-    parts = _load(path, config, device=device, dtype=effective, weight_dtype=weight_dtype)
+    parts = _load(
+        path, config, context, device=device, dtype=effective, weight_dtype=weight_dtype, store=store or default_store()
+    )
     _return_freed_memory()
-    length, length_notices = _model_len(config, max_model_len)
+    if not context.length:
+        raise ModelLoadError("config.json doesn't say how long the model's context is; set max_model_len.")
+    scaling = str(context.scaling or "")
     spec = ModelSpec(
         num_layers=parts.num_layers,
         num_kv_heads=parts.num_kv_heads,
         head_dim=parts.head_dim,
         vocab_size=parts.vocab_size,
-        max_model_len=length,
+        max_model_len=context.length,
         dtype=effective,
         weight_dtype=parts.weight_dtype,
-        fingerprint=fingerprint(path),
+        fingerprint=f"{fingerprint(path)}, {scaling}" if scaling else fingerprint(path),
         eos_token_ids=_eos_token_ids(path, config),
         device=device,
         default_sampling=_default_sampling(path),
-        notices=parts.notices + length_notices,
+        rope_scaling=scaling,
+        native_max_model_len=context.native_len,
+        notices=parts.notices + context.notices,
     )
     return LoadedModel(parts.model, spec)
 
@@ -70,9 +83,19 @@ class _Parts:
     notices: tuple[str, ...] = ()
 
 
-def _load(path: Path, config: dict[str, Any], *, device: str, dtype: str, weight_dtype: str) -> _Parts:
+def _load(
+    path: Path,
+    config: dict[str, Any],
+    context: ContextPlan,
+    *,
+    device: str,
+    dtype: str,
+    weight_dtype: str,
+    store: PackedStore,
+) -> _Parts:
     if fits_dense_decoder(config):
-        dense = load_dense(path, config, device=device, dtype=dtype, weight_dtype=weight_dtype)
+        stretched = context.applied(config)
+        dense = load_dense(path, stretched, device=device, dtype=dtype, weight_dtype=weight_dtype, store=store)
         sizes = dense.config
         return _Parts(
             dense.model,
@@ -83,7 +106,7 @@ def _load(path: Path, config: dict[str, Any], *, device: str, dtype: str, weight
             dense.weight_dtype,
             dense.notices,
         )
-    model, shape = load_hf(path, device=device, dtype=dtype, weight_dtype=weight_dtype)
+    model, shape = load_hf(path, device=device, dtype=dtype, weight_dtype=weight_dtype, scaling=context.scaling)
     return _Parts(model, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.vocab_size, dtype)
 
 
@@ -95,24 +118,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelLoadError(f"{path} isn't valid JSON ({error}); fetch the model again.") from None
     return content
-
-
-def _model_len(config: dict[str, Any], asked: int | None) -> tuple[int, tuple[str, ...]]:
-    """The context that can be used: what is asked for, up to what the model was made for."""
-    text = config.get("text_config") or config
-    own, why = text.get("max_position_embeddings") or text.get("n_positions"), "the model's context"
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        # beyond it the frequencies change with the longest sequence of a batch, so answers would depend on others
-        own = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or own
-        why = "the context whose rotary embedding doesn't depend on the batch"
-    if own is None:
-        if asked is None:
-            raise ModelLoadError("config.json doesn't say how long the model's context is; set max_model_len.")
-        return asked, ()
-    if asked is None or asked <= own:
-        return asked or own, ()
-    return own, (f"max_model_len {asked} is beyond {why}, {own}; {own} is used.",)
 
 
 def _default_sampling(path: Path) -> tuple[tuple[str, float], ...]:

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from backends.models.base import LoadedModel
 from backends.models.dense import DenseLayer, DenseModel, DenseWeights
-from backends.models.linear import KernelLinear, Linear, PlainLinear, WideLinear
+from backends.models.linear import Linear, PlainLinear, WideLinear, step_form
 from backends.native import library
 from backends.native.library import (
     DTYPES,
@@ -29,7 +29,6 @@ from backends.native.library import (
     DenseStep,
     PackedMatrix,
     StepRows,
-    WeightKind,
 )
 
 # Rows of a step that the kernel takes, MAX_ROWS at a time, before torch's products over all rows win: what is likely
@@ -181,11 +180,9 @@ def _matrix(linear: Linear, keep: list[object]) -> CMatrix:
 
 
 def _packed(linear: Linear) -> PackedMatrix:
-    if isinstance(linear, KernelLinear):
-        return linear.packed
+    packed = step_form(linear)
+    if packed is not None:
+        return packed
     if isinstance(linear, PlainLinear | WideLinear) and linear.weight.dtype in (torch.bfloat16, torch.float32):
-        if not PackedMatrix.fits(*linear.weight.shape):
-            raise StepUnavailable(f"a weight of {tuple(linear.weight.shape)} is no multiple of 16 x 32")
-        kind = WeightKind.BF16 if linear.weight.dtype == torch.bfloat16 else WeightKind.FP32
-        return PackedMatrix.pack(kind, linear.weight, bias=linear.bias)
+        raise StepUnavailable(f"a weight of {tuple(linear.weight.shape)} is no multiple of 16 x 32")
     raise StepUnavailable("the weights have a form that the compiled decode step doesn't take")

@@ -23,4 +23,6 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     eos_token_ids: frozenset[int] = frozenset()
     device: str = "cpu"
     default_sampling: tuple[tuple[str, float], ...] = ()  # what the model's generation_config.json advises
+    rope_scaling: str = ""  # how `max_model_len` extends the context beyond the model's own; "" = it doesn't
+    native_max_model_len: int = 0  # the model's own; 0 = unknown
     notices: tuple[str, ...] = ()  # what was adjusted or assumed

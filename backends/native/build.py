@@ -5,7 +5,6 @@ A missing compiler is not an error: the engine then runs on torch alone and says
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -13,11 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from backends.user_cache import user_cache
+from backends.user_cache import alone, user_cache
 
 SOURCES = ("common.h", "attention.h", "matrix.h", "prefill.h", "rows.h", "kernels.c")
 BUILD_TIMEOUT_SECONDS = 120
@@ -38,7 +35,7 @@ def library_path() -> Path:
     compiler = _compiler()
     target = user_cache() / "native" / f"kernels-{_key(compiler)}.so"
     if not target.exists():
-        with _alone(target.parent):  # the instances of a first start all come here: one compiles, the others wait
+        with alone(target.parent):  # the instances of a first start all come here: one compiles, the others wait
             if not target.exists():
                 _build(compiler, target)
     return target
@@ -58,24 +55,17 @@ def _key(compiler: str) -> str:
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())
     stat = Path(compiler).stat()
-    digest.update(repr((_FLAGS, os.path.realpath(compiler), stat.st_size, stat.st_mtime_ns, _processor())).encode())
+    digest.update(repr((_FLAGS, os.path.realpath(compiler), stat.st_size, stat.st_mtime_ns, processor())).encode())
     return digest.hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What tells this machine's processor from one that the same kernels may not run on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() + platform.machine()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(compiler: str, target: Path) -> None:

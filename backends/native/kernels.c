@@ -270,6 +270,19 @@ void store_slots(const void *rows, int dtype, int64_t row_stride, int num_rows, 
         }
 }
 
+/* Copy pieces of some layers, keys and values, from one KV cache into another. pieces: [num_pieces][3] = source offset,
+ * target offset and number of bytes, within the keys of a layer; values lie a kv stride further. */
+void copy_pieces(const char *source, char *target, const int64_t *pieces, int num_pieces, const int32_t *layers,
+                 int num_layers, int64_t source_kv_stride, int64_t target_kv_stride) {
+    for (int i = 0; i < num_layers; i++)
+        for (int kv = 0; kv < 2; kv++) {
+            const char *from = source + (2 * (int64_t)layers[i] + kv) * source_kv_stride;
+            char *to = target + (2 * (int64_t)layers[i] + kv) * target_kv_stride;
+            for (int p = 0; p < num_pieces; p++)
+                memcpy(to + pieces[3 * p + 1], from + pieces[3 * p], pieces[3 * p + 2]);
+        }
+}
+
 static int gathered_keys(int first_key, int stop) { return (stop - first_key + KEYS - 1) / KEYS * KEYS; }
 
 static int lowest_key(int start, int window) { return window > 0 && start + 1 > window ? start + 1 - window : 0; }

@@ -75,6 +75,8 @@ def load() -> ctypes.CDLL | BuildFailed:
     library.store_slots.argtypes = [
         c_void_p, c_int, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int, c_int64, c_int,
     ]  # fmt: skip
+    library.copy_pieces.restype = None
+    library.copy_pieces.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int64, c_int64]
     library.matrix_product.argtypes = [POINTER(CMatrix), c_int, c_void_p, c_void_p, c_int]
     library.paged_attention.argtypes = [
         c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_void_p, c_int, c_void_p, c_void_p,
@@ -110,11 +112,13 @@ class PackedMatrix:
     def __init__(
         self, kind: WeightKind, data: Tensor, out_features: int, in_features: int, bias: Tensor | None
     ) -> None:
+        if data.numel() != _library().packed_bytes(kind, out_features, in_features):
+            raise ValueError(f"{data.numel()} bytes aren't a matrix of {out_features} x {in_features}.")
         self.kind = kind
         self.out_features = out_features
         self.in_features = in_features
-        self._data = data
-        self._bias = bias
+        self.data = data  # uint8, from a cache line's begin on
+        self.bias = bias  # fp32
 
     @staticmethod
     def fits(out_features: int, in_features: int) -> bool:
@@ -145,11 +149,11 @@ class PackedMatrix:
 
     @property
     def num_bytes(self) -> int:
-        return self._data.numel()
+        return self.data.numel()
 
     def descriptor(self) -> CMatrix:
         """The kernels' view; valid while this object lives."""
-        return CMatrix(self._data.data_ptr(), _pointer(self._bias), self.out_features, self.in_features, self.kind, 0)
+        return CMatrix(self.data.data_ptr(), _pointer(self.bias), self.out_features, self.in_features, self.kind, 0)
 
     def product(self, rows: Tensor, *, num_threads: int) -> Tensor:
         """fp32 [n, in] -> fp32 [n, out], n <= MAX_ROWS."""

@@ -24,13 +24,23 @@ class FrameLink(asyncio.Protocol, Generic[T]):
     """Hands over each message as it arrives, and says once when the connection has ended.
 
     Sending never waits: bytes the other end has not read are kept, up to `MAX_UNREAD_BYTES`; then the link is cut.
+    With `ended`, the other end's last word ends only its half: that is told, and whoever hears it closes the link.
     """
 
-    def __init__(self, union: Any, *, received: Callable[[T], None], lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        union: Any,
+        *,
+        received: Callable[[T], None],
+        lost: Callable[[str], None],
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         self._decoder: Decoder[T] = Decoder(union)
         self._encoder = Encoder()
         self._received = received
         self._lost = lost
+        self._ended = ended
+        self._finished = False
         self._transport: asyncio.Transport | None = None
         self._fault: str | None = None
         self._closed = asyncio.Event()
@@ -49,6 +59,13 @@ class FrameLink(asyncio.Protocol, Generic[T]):
             self._cut(f"it sent something that is not a message of ours: {error}")
 
     @override
+    def eof_received(self) -> bool:
+        if self._ended is None:
+            return False  # the transport closes itself
+        self._ended()
+        return True
+
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._closed.set()
@@ -58,8 +75,8 @@ class FrameLink(asyncio.Protocol, Generic[T]):
         self.write(self._encoder.encode(message))
 
     def write(self, frames: bytes) -> None:
-        """Send whole frames, encoded before. After the end of the connection this does nothing."""
-        if self._transport is None:
+        """Send whole frames, encoded before. After the end of the connection, or `finish`, this does nothing."""
+        if self._transport is None or self._finished:
             return
         self._transport.write(frames)
         if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
@@ -73,6 +90,12 @@ class FrameLink(asyncio.Protocol, Generic[T]):
         """Wait until the connection has ended and `lost` was called."""
         await self._closed.wait()
 
+    def finish(self) -> None:
+        """Send what is still kept and nothing more; the other end is heard until it ends the connection."""
+        if self._transport is not None and not self._finished:
+            self._finished = True
+            self._transport.write_eof()
+
     def close(self) -> None:
         """Send what is still kept, then end the connection."""
         if self._transport is not None:
@@ -85,10 +108,15 @@ class FrameLink(asyncio.Protocol, Generic[T]):
 
 
 async def open_link(
-    sock: socket.socket, union: Any, *, received: Callable[[T], None], lost: Callable[[str], None]
+    sock: socket.socket,
+    union: Any,
+    *,
+    received: Callable[[T], None],
+    lost: Callable[[str], None],
+    ended: Callable[[], None] | None = None,
 ) -> FrameLink[T]:
     """Put a connected socket on the running loop. The link owns the socket from now on."""
     sock.setblocking(False)
-    link: FrameLink[T] = FrameLink(union, received=received, lost=lost)
+    link: FrameLink[T] = FrameLink(union, received=received, lost=lost, ended=ended)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)
     return link

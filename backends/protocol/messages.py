@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Role = Literal["merged", "prefill", "decode"]
 TransferMode = Literal["layer", "request"]
@@ -143,7 +143,14 @@ class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     transfer_seconds: float = 0.0  # time during which KV of this request was being copied between instances
     transfer_overlapped_seconds: float = 0.0  # the part of it during which the prefill was still computing
     transfer_bytes: int = 0
+    slot_wait_seconds: float = 0.0  # split: admitted -> the decode side's blocks reserved; part of `queue_seconds`
     decode_wait_seconds: float = 0.0  # split: first token known -> first decode step scheduled
+    first_decode_step_seconds: float = 0.0  # split: how long the first decode step of this request took
+    # split: the prompt's tokens by where their KV came from: hit + computed = held + transferred = the prompt
+    prefill_hit_tokens: int = 0  # in the prefill side's prefix cache (`cached_tokens`)
+    computed_tokens: int = 0  # computed by the prefill side for this request
+    decode_held_tokens: int = 0  # held by the decode side already, so not transferred
+    transferred_tokens: int = 0
     decode_seconds: float = 0.0  # first token sampled -> last token sampled
     num_preemptions: int = 0
     peak_kv_blocks: dict[str, int] = {}  # role -> most blocks in use on that instance while the request lived
@@ -160,6 +167,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_blocks_cached: int = 0
     peak_blocks_in_use: int = 0
     memory_bytes: int = 0
+    shared_memory_bytes: int = 0  # the part of it of which other instances may hold the same pages: weights, KV, code
     peak_memory_bytes: int = 0
     cuda_allocated_bytes: int = 0
     cuda_reserved_bytes: int = 0
@@ -171,6 +179,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     transferred_bytes: int = 0
+    decode_held_tokens: int = 0  # split, decode side: prompt tokens that were there already and not transferred
+    transferred_tokens: int = 0  # split, decode side: prompt tokens that came from a prefill side
     stale_seconds: float = 0.0  # the gateway's remark: age of these figures, of an instance in a long step
 
 
@@ -180,6 +190,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     role: Role
     pid: int
     served_name: str
+    name: str = ""  # of this instance, as its configuration says
     model_path: str
     model_fingerprint: str  # same weights and config <=> same string
     max_model_len: int  # the usable length: the model's, or what the KV pool can hold if that is less
@@ -192,6 +203,10 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     device: str
     num_threads: int
     template_takes_tools: bool = False
+    tool_format: str = ""  # how the model marks calls in its text; see `backends.text.formats`
+    reasoning_format: str = ""
+    rope_scaling: str = ""  # how the model's context was extended, such as "yarn, factor 4"; "" = it wasn't
+    native_max_model_len: int = 0  # the context that the model was made for
     default_sampling: dict[str, float] = {}  # what the model's authors advise for requests that say nothing
     notices: tuple[str, ...] = ()  # what was adjusted or assumed at start, for the log and /ready
 
@@ -216,7 +231,13 @@ class Abort(Message, frozen=True, kw_only=True, tag="abort"):
 
 
 class GetStats(Message, frozen=True, kw_only=True, tag="get_stats"):
-    """Answered by `StatsReport` with the same number; doubles as the liveness probe of the engine thread."""
+    """Answered by `StatsReport` with the same number, between two steps."""
+
+    number: int
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+    """Answered by `Alive` with the same number as soon as the engine thread is seen to move, in a long step too."""
 
     number: int
 
@@ -228,11 +249,18 @@ class ResetPeaks(Message, frozen=True, kw_only=True, tag="reset_peaks"):
     clear_prefix_cache: bool = False
 
 
+class CountTokens(Message, frozen=True, kw_only=True, tag="count_tokens"):
+    """How many tokens a prompt has. Answered by `TokenCount` with the same number; nothing is computed."""
+
+    number: int
+    prompt: Prompt
+
+
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Accept nothing new, finish what runs, then exit 0."""
 
 
-ToEngine = Generate | Abort | GetStats | ResetPeaks | Drain
+ToEngine = Generate | Abort | GetStats | ResetPeaks | CountTokens | Drain | Ping
 
 # ------------------------------------------------------------------------------------------------- engine -> gateway
 
@@ -253,6 +281,10 @@ class PeerState(Message, frozen=True, kw_only=True, tag="peer_state"):
 
     connected: bool
     reason: str = ""
+    peer: str = ""  # the prefill instance's name, as the gateway gave it with the socket
+    hung: bool = (
+        False  # its lease ran out: it must be killed, since it may still write into blocks that are held for it
+    )
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
@@ -315,21 +347,38 @@ class StatsReport(Message, frozen=True, kw_only=True, tag="stats"):
     stats: dict[str, EngineStats] = field(default_factory=dict)  # role -> snapshot; one entry, the sender's own
 
 
-FromEngine = Ready | StartFailed | PeerState | Accepted | TokenChunk | Done | Failed | StatsReport
+class TokenCount(Message, frozen=True, kw_only=True, tag="token_count"):
+    number: int
+    prompt_tokens: int = 0
+    failed: Failed | None = None  # why the prompt could not be encoded
+
+
+class Alive(Message, frozen=True, kw_only=True, tag="alive"):
+    number: int
+
+
+FromEngine = Alive | Ready | StartFailed | PeerState | Accepted | TokenChunk | Done | Failed | StatsReport | TokenCount
 
 # ------------------------------------------------------------------------------------ decode side <-> prefill side
 
 
 class Pair(Message, frozen=True, kw_only=True, tag="pair"):
-    """First message of a decode side. The descriptor of its KV memory travels beside it."""
+    """First message of a decode side. The descriptor of its KV memory travels beside it, if the backend has one."""
 
     info: EngineInfo
     kv_memory_bytes: int
+    transfer_backend: str = "local"
+    kv_memory_metadata: bytes = b""  # what else the backend needs to reach the memory; opaque to everyone but it
+    lease_seconds: float = 10.0  # either side takes the other for hung after that long without any message
     protocol_version: int = PROTOCOL_VERSION
 
 
 class Paired(Message, frozen=True, kw_only=True, tag="paired"):
     info: EngineInfo
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """Renews the sender's lease. Sent by either side whenever it said nothing for a third of `lease_seconds`."""
 
 
 class PairRefused(Message, frozen=True, kw_only=True, tag="pair_refused"):
@@ -352,6 +401,7 @@ class Prefill(Message, frozen=True, kw_only=True, tag="prefill"):
     cache: CacheParams
     transfer_mode: TransferMode
     seed: int
+    num_held_tokens: int = 0  # the first blocks hold the KV of these tokens already: they must not be written
     eos_token_ids: list[int] = []  # the end marks that `min_tokens` keeps from being sampled
     allowed_first_tokens: bytes | None = None  # a grammar's: bit `i % 8` of byte `i // 8` is token i's; None = all
 
@@ -362,7 +412,7 @@ class CancelPrefill(Message, frozen=True, kw_only=True, tag="cancel_prefill"):
     request_id: str
 
 
-ToPrefill = Pair | Prefill | CancelPrefill
+ToPrefill = Pair | Prefill | CancelPrefill | Heartbeat
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True, tag="prefill_started"):
@@ -403,4 +453,4 @@ class Released(Message, frozen=True, kw_only=True, tag="released"):
     request_id: str
 
 
-FromPrefill = Paired | PairRefused | PrefillStarted | Prefilled | PrefillFailed | Released
+FromPrefill = Paired | PairRefused | PrefillStarted | Prefilled | PrefillFailed | Released | Heartbeat

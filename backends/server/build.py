@@ -10,6 +10,7 @@ from backends.core.errors import PoolTooSmall
 from backends.engines.base import Emit, Engine, SplitDecodeEngine, SplitPrefillEngine
 from backends.engines.scripted import ScriptedCodec, ScriptedEngine, is_scripted, start_script
 from backends.engines.scripted_split import ScriptedDecodeEngine, ScriptedPrefillEngine
+from backends.server.devices import bind_computing_threads, give_way
 from backends.server.preparation import PromptCodec
 
 
@@ -48,6 +49,8 @@ def build_instance(config: EngineConfig, *, emit: Emit, wake: Callable[[], None]
 
 
 def _build_scripted(config: EngineConfig, emit: Emit) -> Instance:
+    bind_computing_threads(config)
+    give_way(config)
     script, codec = start_script(config), ScriptedCodec()
     match config.role:
         case "merged":

@@ -13,11 +13,19 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-PEER_TAG = b"peer\n"  # the line that travels beside a peer's socket
+MAX_NAME_BYTES = 256  # of a peer's name, the bytes that travel beside its socket
 PR_SET_PDEATHSIG = 1
+
+
+class Arrival(NamedTuple):
+    """A peer's name and the socket to it. A name that is connected already is replaced."""
+
+    name: str
+    sock: socket.socket
 
 
 def die_with_parent() -> None:
@@ -34,16 +42,18 @@ def die_with_parent() -> None:
         os._exit(0)
 
 
-def watch_control(control: socket.socket, *, peer_arrived: Callable[[socket.socket], None]) -> None:
+def watch_control(control: socket.socket, *, peer_arrived: Callable[[Arrival], None]) -> None:
     """Start the watching thread. `peer_arrived` is called in it; the process ends when the control socket does."""
     control.setblocking(True)
     threading.Thread(target=_watch, args=(control, peer_arrived), name="control", daemon=True).start()
 
 
-def _watch(control: socket.socket, peer_arrived: Callable[[socket.socket], None]) -> None:
+def _watch(control: socket.socket, peer_arrived: Callable[[Arrival], None]) -> None:
     while True:
         try:
-            data, descriptors, _, _ = socket.recv_fds(control, len(PEER_TAG), 1)
+            data, descriptors, _, _ = socket.recv_fds(
+                control, MAX_NAME_BYTES, 1
+            )  # never more than one: a descriptor ends a read
         except OSError as error:
             logger.error("the control socket broke: %s", error)
             data, descriptors = b"", []
@@ -51,4 +61,4 @@ def _watch(control: socket.socket, peer_arrived: Callable[[socket.socket], None]
             os._exit(0)  # no clean-up could reach anyone: the gateway is gone, and all we hold is anonymous memory
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-            peer_arrived(socket.socket(fileno=descriptor))
+            peer_arrived(Arrival(data.decode(errors="replace"), socket.socket(fileno=descriptor)))

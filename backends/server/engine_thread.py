@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -33,6 +33,26 @@ class Steppable(Protocol):
     def num_unfinished(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+class Pulse(NamedTuple):
+    """Where the engine thread is. It lives as long as this changes, or it has nothing to do."""
+
+    is_waiting: bool
+    num_rounds: int
+    cpu_seconds: float  # grows within a step, however long that is, as long as it computes
+
+
+class Liveness:
+    """Whether the engine thread has moved since it was asked about last."""
+
+    def __init__(self, pulse: Callable[[], Pulse]) -> None:
+        self._pulse = pulse
+        self._last: Pulse | None = None
+
+    def moved(self) -> bool:
+        last, self._last = self._last, self._pulse()
+        return self._last.is_waiting or self._last != last
 
 
 class Outlet:
@@ -68,6 +88,9 @@ class EngineThread:
         self._inbox: list[Callable[[], None]] = []
         self._outlets: tuple[Outlet, ...] = ()
         self._stop_when_idle = False
+        self._is_waiting = False
+        self._num_rounds = 0
+        self._cpu_clock: int | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, build: Callable[[], Steppable]) -> None:
@@ -90,6 +113,19 @@ class EngineThread:
     def remove_outlet(self, outlet: Outlet) -> None:
         self._outlets = tuple(known for known in self._outlets if known is not outlet)
 
+    def pulse(self) -> Pulse:
+        """Any thread may ask."""
+        return Pulse(self._is_waiting and not self._inbox, self._num_rounds, self._cpu_seconds())
+
+    def _cpu_seconds(self) -> float:
+        """Of this thread, which takes part in all computing; of the whole process where the system can't tell."""
+        if self._cpu_clock is None:
+            return time.process_time()
+        try:
+            return time.clock_gettime(self._cpu_clock)
+        except OSError:  # the thread has ended
+            return 0.0
+
     def stop_when_idle(self) -> None:
         """End the thread as soon as no request is left."""
         self.post(self._set_stop_when_idle)
@@ -98,6 +134,8 @@ class EngineThread:
         self._stop_when_idle = True
 
     def _run(self, build: Callable[[], Steppable]) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
+            self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
             self._drive(build())
         except BaseException as error:
@@ -122,8 +160,11 @@ class EngineThread:
         """What was posted. With an idle engine, wait until there is something or its deadline has come."""
         with self._condition:
             if idle_engine is not None and not self._inbox:
+                self._is_waiting = True
                 self._condition.wait(_seconds_until(idle_engine.next_deadline()))
+                self._is_waiting = False
             calls, self._inbox = self._inbox, []
+            self._num_rounds += 1
         return calls
 
     def _flush(self) -> None:

@@ -19,20 +19,25 @@ from backends.core.request import Request
 from backends.engines.base import RequestRefused
 from backends.protocol.messages import (
     Abort,
+    Alive,
+    CountTokens,
     Drain,
     EngineStats,
     Failed,
     Generate,
     GetStats,
+    Ping,
     ResetPeaks,
     Role,
     StatsReport,
     ToEngine,
+    TokenCount,
 )
-from backends.server.engine_thread import EngineThread
+from backends.server.engine_thread import EngineThread, Liveness
 from backends.server.preparation import Preparer
 
 logger = logging.getLogger(__name__)
+LOOK_AGAIN_SECONDS = 0.2  # at an engine thread that has not moved
 Send = Callable[[msgspec.Struct], None]
 
 
@@ -80,6 +85,7 @@ class GatewaySession:
         self._encoders = encoders
         self._preparing: dict[str, asyncio.Future[Request]] = {}
         self._draining = False
+        self._liveness = Liveness(thread.pulse)
 
     def received(self, message: ToEngine) -> None:
         match message:
@@ -91,6 +97,10 @@ class GatewaySession:
                 self._thread.post(partial(self._report_stats, number))
             case ResetPeaks():
                 self._thread.post(partial(self._reset_peaks, message))
+            case Ping(number=number):
+                self._say_alive(number)
+            case CountTokens():
+                self._count_tokens(message)
             case Drain():
                 self.drain()
             case _:
@@ -133,6 +143,31 @@ class GatewaySession:
         else:
             self._send(failure(request_id, error, "preparing"))
         self._stop_thread_if_drained()
+
+    def _say_alive(self, number: int) -> None:
+        if self._liveness.moved():
+            self._send(Alive(number=number))
+        else:
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_SECONDS, self._say_alive, number)
+
+    def _count_tokens(self, question: CountTokens) -> None:
+        if self._preparer is None:
+            message = f"A {self._role} instance counts no tokens."
+            refusal = Failed(request_id="", code="internal", message=message)
+            self._send(TokenCount(number=question.number, failed=refusal))
+            return
+        work = partial(self._preparer.count, question.prompt)
+        future = asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        future.add_done_callback(partial(self._counted, question.number))
+
+    def _counted(self, number: int, future: asyncio.Future[int]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._send(TokenCount(number=number, prompt_tokens=future.result()))
+        else:
+            self._send(TokenCount(number=number, failed=failure(f"count {number}", error, "counting the tokens of")))
 
     def _abort(self, request_id: str) -> None:
         future = self._preparing.pop(request_id, None)

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import msgspec
 
-from backends.core.request import Echo, Request, TokenGrammar
+from backends.core.request import AnswerText, Echo, Request, TokenGrammar
 from backends.core.sampling_check import check_sampling, scoring_chunk
 from backends.engines.base import RequestRefused
-from backends.protocol.messages import EngineInfo, Generate, GrammarSpec, Prompt, SamplingParams
+from backends.protocol.messages import ChatPrompt, EngineInfo, Generate, GrammarSpec, Prompt, SamplingParams
 
 
 class PromptCodec(Protocol):
@@ -31,6 +31,9 @@ class PromptCodec(Protocol):
 
     def echo(self, prompt: Prompt, token_ids: Sequence[int], *, with_offsets: bool) -> tuple[str, list[int]]:
         """The prompt as text, and where its tokens begin in it."""
+
+    def answer_text(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> AnswerText:
+        """What the text of an answer to this prompt has beside its tokens' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,18 @@ class Preparer:
             notices=notices,
             grammar=None if sampling.grammar is None else self.codec.grammar(sampling.grammar),
             echo=self._echo(generate.prompt, token_ids, sampling),
+            answer_text=self._answer_text(generate.prompt, token_ids, sampling),
         )
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of a prompt, however long it is. Raises `RequestRefused` for one that can't be encoded."""
+        return len(self.codec.encode_prompt(prompt))
+
+    def _answer_text(self, prompt: Prompt, token_ids: list[int], sampling: SamplingParams) -> AnswerText:
+        """A grammar says what an answer is from its first character on."""
+        if sampling.grammar is not None or not isinstance(prompt, ChatPrompt):
+            return AnswerText()
+        return self.codec.answer_text(prompt, token_ids)
 
     def _echo(self, prompt: Prompt, token_ids: list[int], sampling: SamplingParams) -> Echo | None:
         if not sampling.echo:

@@ -19,10 +19,11 @@ from backends.engines.choices import Choices
 from backends.protocol.link import FrameLink, open_link
 from backends.protocol.messages import EngineInfo, Ready, StartFailed, ToEngine
 from backends.server.build import DecodeInstance, Instance, PrefillInstance, StartError, build_instance
-from backends.server.control import watch_control
+from backends.server.control import Arrival, watch_control
+from backends.server.decode_peers import DecodePeers
 from backends.server.engine_thread import EngineThread, Outlet, Steppable
 from backends.server.gateway_session import GatewaySession
-from backends.server.peers import DecodePeer, PrefillPeer
+from backends.server.prefill_peers import PrefillPeers
 from backends.server.preparation import Preparer
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class InstanceProcess:
         self._encoders = ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encoder")
         self._link: FrameLink[ToEngine] | None = None
         self._session: GatewaySession | None = None
-        self._peer: DecodePeer | PrefillPeer | None = None
+        self._peers: DecodePeers | PrefillPeers | None = None
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def start(self, gateway: socket.socket, control: socket.socket) -> None:
@@ -109,9 +110,9 @@ class InstanceProcess:
             encoders=self._encoders,
         )
         if isinstance(instance, DecodeInstance):
-            self._peer = DecodePeer(instance.engine, self._thread, self._link.send)
+            self._peers = PrefillPeers(instance.engine, self._thread, self._link.send)
         elif isinstance(instance, PrefillInstance):
-            self._peer = PrefillPeer(instance.engine, self._thread)
+            self._peers = DecodePeers(instance.engine, self._thread)
         info = instance.engine.info
         info = msgspec.structs.replace(info, notices=info.notices + instance.notices)
         _log_info(info)
@@ -123,12 +124,12 @@ class InstanceProcess:
             return
         self._session.received(message)
 
-    def _peer_arrived(self, sock: socket.socket) -> None:
-        if self._peer is None:
-            logger.warning("a peer's socket arrived at an instance that takes none")
-            sock.close()
+    def _peer_arrived(self, arrival: Arrival) -> None:
+        if self._peers is None:
+            logger.warning("a socket of peer %s arrived at an instance that takes none", arrival.name)
+            arrival.sock.close()
             return
-        task = self._loop.create_task(self._peer.connect(sock))
+        task = self._loop.create_task(self._peers.connect(arrival.name, arrival.sock))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 

@@ -9,12 +9,13 @@ import torch
 
 from backends.config import EngineConfig
 from backends.core.errors import RequestRefused
+from backends.core.request import AnswerText
 from backends.engines.base import Emit
 from backends.engines.build import build_merged
 from backends.engines.split.build import build_decode, build_prefill
-from backends.protocol.messages import GrammarSpec, Prompt
+from backends.protocol.messages import ChatPrompt, GrammarSpec, Prompt
 from backends.server.build import DecodeInstance, Instance, MergedInstance, PrefillInstance
-from backends.server.devices import device_notices, resolve_device
+from backends.server.devices import bind_computing_threads, device_notices, give_way, resolve_device
 from backends.text.grammar import AnswerGrammar, Grammars
 from backends.text.grammar_source import GrammarError
 from backends.text.tokenizer import PromptError, TextCodec
@@ -53,11 +54,16 @@ class RefusingCodec:
     def echo(self, prompt: Prompt, token_ids: Sequence[int], *, with_offsets: bool) -> tuple[str, list[int]]:
         return self.codec.echo(prompt, token_ids, with_offsets=with_offsets)
 
+    def answer_text(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> AnswerText:
+        return AnswerText(self.codec.opening(prompt, token_ids), self.codec.marks(with_tools=bool(prompt.tools)))
+
 
 def build_real_instance(config: EngineConfig, *, emit: Emit, wake: Callable[[], None]) -> Instance:
     """Called in the engine thread: torch's number of threads holds for the thread that sets it."""
     notices = device_notices(config, torch.cuda.is_available)
     config = resolve_device(config, torch.cuda.is_available)
+    bind_computing_threads(config)
+    give_way(config)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     match config.role:

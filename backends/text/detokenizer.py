@@ -14,15 +14,17 @@ from backends.text.token_text import TextStream
 class Detokenizer:
     """Special tokens have no text. One thread uses it.
 
-    Of the text of the first `min_tokens` tokens no stop string is completed, special tokens counted.
+    Of the text of the first `min_tokens` tokens no stop string is completed, special tokens counted. `opening` is
+    text that the prompt began the answer with: it comes first, and no stop string is looked for in it.
     """
 
-    def __init__(self, stream: TextStream, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+    def __init__(self, stream: TextStream, stop: Sequence[str] = (), *, min_tokens: int = 0, opening: str = "") -> None:
         self._stream = stream
         self._filter = StopFilter(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self.num_characters = 0  # decoded so far, given out or not
+        self._opening = opening
+        self.num_characters = len(opening)  # decoded so far, given out or not
 
     @property
     def matched_stop(self) -> str | None:
@@ -34,14 +36,18 @@ class Detokenizer:
         if self.matched_stop is not None:
             return ""
         self._num_tokens += 1
-        return self._take(self._stream.push(token_id))
+        return self._opened(self._take(self._stream.push(token_id)))
 
     def finish(self) -> str:
         """The rest: held back characters, unless they turn out to complete a stop string."""
         if self.matched_stop is not None:
             return ""
         text = self._take(self._stream.finish())
-        return text + self._filter.finish()
+        return self._opened(text + self._filter.finish())
+
+    def _opened(self, text: str) -> str:
+        opening, self._opening = self._opening, ""
+        return opening + text
 
     def _take(self, text: str) -> str:
         self.num_characters += len(text)

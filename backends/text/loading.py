@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from backends.text.formats import reasoning_format, tool_format
+
 # Tokenizers that are wholly in tokenizer.json. transformers' model-specific classes take a second longer to find.
 _PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 
@@ -30,6 +32,8 @@ class ModelText:
     eos_token_ids: frozenset[int] = frozenset()
     vocab_size: int | None = None  # the model's, which may be more than the tokenizer's; None = the tokenizer's
     template_takes_tools: bool = False
+    tool_format: str = ""
+    reasoning_format: str = ""
 
 
 def read_model_text(folder: Path) -> ModelText:
@@ -48,12 +52,15 @@ def read_model_text(folder: Path) -> ModelText:
         )
     templates = _templates(tokenizer.chat_template)
     text_config = config.get("text_config") or config
+    takes_tools = any(_reads_tools(template) for template in templates)
     return ModelText(
         tokenizer=backend,
         apply_template=tokenizer.apply_chat_template if templates else None,
         eos_token_ids=_eos_token_ids(folder, config, text_config, tokenizer),
         vocab_size=text_config.get("vocab_size"),
-        template_takes_tools=any(_reads_tools(template) for template in templates),
+        template_takes_tools=takes_tools,
+        tool_format=tool_format(templates, takes_tools=takes_tools),
+        reasoning_format=reasoning_format(templates),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -42,8 +43,10 @@ class TokenText:
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
 
-    def stream(self) -> TextStream:
-        return ByteLevelStream(self) if self._is_byte_level else PieceStream(self)
+    def stream(self, marks: Mapping[int, str] | None = None) -> TextStream:
+        """`marks` are special tokens that are text in this answer."""
+        stream: TextStream = ByteLevelStream(self) if self._is_byte_level else PieceStream(self)
+        return MarkedStream(stream, marks) if marks else stream
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token of a byte-level tokenizer; none for special and unknown ids."""
@@ -116,6 +119,23 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+
+
+class MarkedStream(TextStream):
+    """A stream in which some special tokens have their spelling as text."""
+
+    def __init__(self, stream: TextStream, marks: Mapping[int, str]) -> None:
+        self._stream = stream
+        self._marks = marks
+
+    @override
+    def push(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        return self._stream.push(token_id) if mark is None else self._stream.finish() + mark
+
+    @override
+    def finish(self) -> str:
+        return self._stream.finish()
 
 
 class ByteLevelStream(TextStream):

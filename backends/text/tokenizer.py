@@ -6,14 +6,17 @@ to the tokenizer's core directly, which is never reconfigured after loading.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
 from backends.protocol.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from backends.text.chat_template import PromptError, render_chat
+from backends.text.call_history import in_words, one_call_each, with_call_objects, with_short_ids
+from backends.text.chat_template import PromptError, Render, render_chat
 from backends.text.detokenizer import Detokenizer
+from backends.text.formats import REASONING_MARKS, TOOL_MARKS, opens_reasoning
 from backends.text.grammar import Grammars
 from backends.text.loading import ModelText, TokenizerUnusable, read_model_text
 from backends.text.token_bound import TokenBound
@@ -24,6 +27,7 @@ __all__ = ["PromptError", "TextCodec", "TokenizerUnusable"]
 
 # Marks that end a turn. A model may write them although its files name another end of text.
 CHAT_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+NUM_OPENING_TOKENS = 16  # at a prompt's end, among which the mark that opens reasoning is looked for
 
 
 class TextCodec:
@@ -40,6 +44,9 @@ class TextCodec:
         self.vocab_size = text.vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = text.eos_token_ids | _chat_ends(tokenizer)
         self.template_takes_tools = text.template_takes_tools
+        self.tool_format = text.tool_format
+        self.reasoning_format = text.reasoning_format
+        self._marks = {with_tools: self._special_marks(with_tools=with_tools) for with_tools in (False, True)}
 
     @classmethod
     def load(cls, path: Path) -> TextCodec:
@@ -61,16 +68,64 @@ class TextCodec:
         """The text that the model gets to see. Raises `PromptError`."""
         if self._apply_template is None:
             raise PromptError("This model has no chat template. Use /v1/completions with a prompt.", "messages")
-        if not prompt.forced_calls or self.template_takes_tools:
+        if self.template_takes_tools:
+            return self._render_with_calls(prompt, self._apply_template)
+        prompt = msgspec.structs.replace(prompt, messages=in_words(prompt.messages))
+        if not prompt.tools:
             return render_chat(prompt, self._apply_template)
         try:
             return render_chat(with_tool_prompt(prompt), self._apply_template)
         except PromptError:  # some templates refuse system messages, or drop them
             return render_chat(with_tool_prompt(prompt, role="user"), self._apply_template)
 
-    def detokenizer(self, stop: Sequence[str] = (), *, min_tokens: int = 0) -> Detokenizer:
+    def _render_with_calls(self, prompt: ChatPrompt, apply_template: Render) -> str:
+        """Most templates print arguments that are objects, some those that are JSON already."""
+        if self.tool_format == "mistral":
+            prompt = msgspec.structs.replace(prompt, messages=with_short_ids(prompt.messages))
+        if not any(message.get("tool_calls") for message in prompt.messages):
+            return render_chat(prompt, apply_template)
+        objects = with_call_objects(prompt.messages)
+        for messages in (objects, one_call_each(objects)):
+            try:
+                return render_chat(msgspec.structs.replace(prompt, messages=messages), apply_template)
+            except PromptError:
+                continue
+        return render_chat(prompt, apply_template)
+
+    def opening(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> str:
+        """The mark of reasoning, if the prompt's end opened it: with it, an answer's text says itself what it is."""
+        if not self.reasoning_format:
+            return ""
+        mark, _ = REASONING_MARKS[self.reasoning_format]
+        if prompt.continue_final_message:
+            said = prompt.messages[-1].get("content") or ""
+            return f"{mark}\n" if opens_reasoning(said, self.reasoning_format) else ""
+        end = self._tokenizer.decode(list(token_ids[-NUM_OPENING_TOKENS:]), skip_special_tokens=False)
+        return f"{mark}\n" if end.rstrip().endswith(mark) else ""
+
+    def marks(self, *, with_tools: bool) -> Mapping[int, str]:
+        """Special tokens that a client must see to read an answer: of reasoning, and of calls if there are tools."""
+        return self._marks[with_tools]
+
+    def _special_marks(self, *, with_tools: bool) -> dict[int, str]:
+        marks = {*REASONING_MARKS.get(self.reasoning_format, ())}
+        if with_tools:
+            marks |= {*TOOL_MARKS.get(self.tool_format, ())}
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {
+            token_id: token.content for token_id, token in added.items() if token.special and token.content in marks
+        }
+
+    def detokenizer(
+        self,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        opening: str = "",
+        marks: Mapping[int, str] | None = None,
+    ) -> Detokenizer:
         """For one answer."""
-        return Detokenizer(self._token_text.stream(), stop, min_tokens=min_tokens)
+        return Detokenizer(self._token_text.stream(marks), stop, min_tokens=min_tokens, opening=opening)
 
     def spelling(self, token_id: int) -> tuple[str, bytes | None]:
         """One token as text, with U+FFFD for a part of a character, and as bytes; None for those of no text."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import Buffer
 
 from backends.attention.kv_rows import row_width
 from backends.config import EngineConfig
@@ -37,13 +36,12 @@ class PagedKVCache:
         return cls(torch.empty(shape, dtype=torch_kv_dtype(spec, dtype), device=device or spec.device))
 
     @classmethod
-    def from_buffer(
-        cls, buffer: Buffer, spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "auto"
+    def from_bytes(
+        cls, memory: Tensor, spec: ModelSpec, num_blocks: int, block_size: int, dtype: str = "auto"
     ) -> PagedKVCache:
-        """Over memory that somebody else owns, such as a mapping shared by two processes. It must outlive this."""
-        shape = _shape(spec, num_blocks, block_size, dtype)
-        flat = torch.frombuffer(buffer, dtype=torch_kv_dtype(spec, dtype), count=torch.Size(shape).numel())
-        return cls(flat.view(shape))
+        """Over bytes that somebody else owns, such as a mapping shared by two processes. They must outlive this."""
+        flat = memory.view(torch_kv_dtype(spec, dtype))
+        return cls(flat.view(_shape(spec, num_blocks, block_size, dtype)))
 
     @property
     def num_blocks(self) -> int:

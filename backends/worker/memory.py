@@ -18,6 +18,7 @@ class MemoryUse:
     """Bytes. `memory` is the figure to report: resident on a CPU, allocated by tensors on CUDA."""
 
     resident: int
+    shared: int = 0  # the part of `resident` of which other processes may hold the same pages: files, shared memory
     cuda_allocated: int = 0
     cuda_reserved: int = 0
     cuda_device_used: int = 0  # by all processes, as the driver sees it
@@ -29,11 +30,13 @@ class MemoryUse:
 
 
 def current_memory(device: str = "cpu") -> MemoryUse:
+    resident, shared = _resident_bytes()
     if torch.device(device).type != "cuda":
-        return MemoryUse(resident=_resident_bytes())
+        return MemoryUse(resident, shared)
     free, total = torch.cuda.mem_get_info(device)
     return MemoryUse(
-        resident=_resident_bytes(),
+        resident,
+        shared,
         cuda_allocated=torch.cuda.memory_allocated(device),
         cuda_reserved=torch.cuda.memory_reserved(device),
         cuda_device_used=total - free,
@@ -67,20 +70,20 @@ class PeakMemory:
         return self._peak
 
     def _kernel_peak(self) -> int:
-        return _status_bytes("VmHWM") if self._kernel_knows else 0
+        return _status().get("VmHWM", 0) if self._kernel_knows else 0
 
 
-def _resident_bytes() -> int:
+def _resident_bytes() -> tuple[int, int]:
+    """All, and what is mapped from files or shared memory: the weights of engines, their KV between two, libraries."""
     if _STATUS.exists():
-        return _status_bytes("VmRSS")
+        status = _status()
+        return status.get("VmRSS", 0), status.get("RssFile", 0) + status.get("RssShmem", 0)
     # without /proc only the peak since the start is to be had without another process
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024, 0
 
 
-def _status_bytes(field: str) -> int:
-    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    return 0
+def _status() -> dict[str, int]:
+    """The sizes in it, in bytes."""
+    lines = (line.partition(":") for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, _, value in lines if value.endswith(" kB")}

@@ -1,24 +1,31 @@
-"""What a decode side refuses before it takes a request, and what it then asks of the prefill side. Pure."""
+"""What a decode side refuses before it takes a request, and what it then asks of a prefill side. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
 from backends.core.errors import RequestRefused, queue_full
 from backends.core.request import Request
 from backends.core.sampling_check import scoring_chunk
+from backends.core.scheduler_types import Reservation
 from backends.protocol.messages import EngineInfo, Prefill, TransferMode
 
 
-def check_fits_peer(request: Request, peer: EngineInfo) -> None:
-    """Refuse what the prefill side could never compute, before the client is told that it was accepted."""
-    max_tokens = peer.num_blocks * peer.block_size
-    if request.num_prompt_tokens + 1 > max_tokens:
-        raise RequestRefused(
-            "kv_pool_too_small",
-            f"The prompt has {request.num_prompt_tokens} tokens; with one token of answer it can never fit the prefill "
-            f"instance's KV pool of {max_tokens} tokens. Shorten the prompt or give that instance a larger KV pool.",
-        )
+def fits_peer(request: Request, peer: EngineInfo) -> bool:
+    """Whether its pool holds the prompt and one token more, which any scheduler asks for."""
+    return request.num_prompt_tokens + 1 <= peer.num_blocks * peer.block_size
+
+
+def too_long_for_peers(request: Request, peers: Iterable[EngineInfo]) -> RequestRefused:
+    """What to say of a prompt that none of the prefill sides could ever compute."""
+    max_tokens = max((peer.num_blocks * peer.block_size for peer in peers), default=0)
+    return RequestRefused(
+        "kv_pool_too_small",
+        f"The prompt has {request.num_prompt_tokens} tokens; with one token of answer it can never fit the prefill "
+        f"instance's KV pool of {max_tokens} tokens. Shorten the prompt or give that instance a larger KV pool.",
+    )
 
 
 def check_queue(num_waiting: int, *, max_waiting: int) -> None:
@@ -26,7 +33,7 @@ def check_queue(num_waiting: int, *, max_waiting: int) -> None:
         raise queue_full(num_waiting)
 
 
-def prefill_message(request: Request, block_ids: tuple[int, ...], *, default_mode: TransferMode) -> Prefill:
+def prefill_message(request: Request, reservation: Reservation, *, default_mode: TransferMode) -> Prefill:
     """A chunk size has no effect in split: no decode step is there to make room for.
 
     Of a grammar, the first token's mask is all that the prefill side needs.
@@ -36,7 +43,8 @@ def prefill_message(request: Request, block_ids: tuple[int, ...], *, default_mod
     return Prefill(
         request_id=request.request_id,
         token_ids=request.prompt_token_ids,
-        block_ids=list(block_ids),
+        block_ids=list(reservation.block_ids),
+        num_held_tokens=reservation.num_held_tokens,
         sampling=msgspec.structs.replace(params, grammar=None, stop=()),
         cache=msgspec.structs.replace(request.cache, chunk_size=chunk_size),
         transfer_mode=request.cache.transfer_mode or default_mode,

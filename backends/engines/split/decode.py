@@ -1,7 +1,7 @@
 """The decode side: owns every split request from its admission to its last token. Knows no sockets.
 
 What may happen to a request is decided by `Handoff`; this module carries the effects out on the scheduler, the answers
-and the prefill side.
+and the prefill sides.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import time
 from collections.abc import Callable
 from typing import assert_never
 
-from backends.core.block_pool import KVCacheBlock
+import msgspec
+
 from backends.core.errors import RequestRefused
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
+from backends.core.scheduler_types import Reservation
 from backends.engines.admission import check_new
 from backends.engines.answer_loop import AnswerLoop
 from backends.engines.base import Emit, PeerLink
 from backends.engines.outputs import OutputProcessor
-from backends.engines.split.admission import check_fits_peer, check_queue, prefill_message
+from backends.engines.split.admission import check_queue
 from backends.engines.split.events import (
     Aborted,
     BlocksReserved,
@@ -29,6 +31,7 @@ from backends.engines.split.events import (
     FailRequest,
     FreeBlocks,
     PeerConnected,
+    PeerHung,
     PeerLost,
     PrefillDone,
     PrefillFailure,
@@ -39,18 +42,22 @@ from backends.engines.split.events import (
     StopDecode,
     Submitted,
     TimePassed,
+    Unplaceable,
 )
 from backends.engines.split.handoff import NO_PEER, Handoff, Phase
+from backends.engines.split.peer import PeerId
 from backends.engines.split.prefill_report import PrefillReports
+from backends.engines.split.prefill_sides import PrefillSides
 from backends.engines.stats import MemoryProbe, engine_stats, reset_peaks
 from backends.engines.stepper import Stepper
-from backends.kv_transfer.shared_memory import SharedKVMemory
+from backends.kv_transfer.base import KVMemory
 from backends.protocol.messages import (
     Accepted,
-    CancelPrefill,
     EngineInfo,
     EngineStats,
     FromPrefill,
+    Heartbeat,
+    Pair,
     Paired,
     PairRefused,
     Prefilled,
@@ -61,6 +68,8 @@ from backends.protocol.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_LEASE_SECONDS = 10.0
 
 
 class DecodeEngine:
@@ -78,12 +87,13 @@ class DecodeEngine:
         outputs: OutputProcessor,
         reports: PrefillReports,
         memory: MemoryProbe,
-        kv_memory: SharedKVMemory,
+        kv_memory: KVMemory,
         emit: Emit,
         max_num_seqs: int,
         max_waiting: int,
         transfer_mode: TransferMode,
         handoff_timeout_seconds: float,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info = info
@@ -96,15 +106,15 @@ class DecodeEngine:
         self._emit = emit
         self._max_waiting = max_waiting
         self._max_num_seqs = max_num_seqs
-        self._transfer_mode: TransferMode = transfer_mode
         self._clock = clock
         self._loop = AnswerLoop(scheduler, stepper, outputs, clock=clock)
         self._handoff = Handoff(max_active=max_num_seqs, timeout_seconds=handoff_timeout_seconds)
-        self._link: PeerLink | None = None
-        self._peer_info: EngineInfo | None = None
+        self._lease_seconds = lease_seconds
+        self._sides = PrefillSides(block_size=info.block_size, transfer_mode=transfer_mode)
         self._requests: dict[str, Request] = {}  # not decoding yet
-        self._blocks: dict[str, list[KVCacheBlock]] = {}  # that the prefill side may write to
         self._num_first_tokens = 0
+        self._num_held_tokens = 0
+        self._num_transferred_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -114,9 +124,15 @@ class DecodeEngine:
     def kv_memory_fd(self) -> int:
         return self._kv_memory.fd
 
-    @property
-    def kv_memory_bytes(self) -> int:
-        return self._kv_memory.num_bytes
+    def pair_message(self) -> Pair:
+        """How it introduces itself to a prefill side."""
+        return Pair(
+            info=self._info,
+            kv_memory_bytes=self._kv_memory.num_bytes,
+            transfer_backend=self._kv_memory.backend,
+            kv_memory_metadata=self._kv_memory.metadata,
+            lease_seconds=self._lease_seconds,
+        )
 
     def submit(self, request: Request) -> None:
         """Take a request and emit `Accepted`, or raise `RequestRefused`."""
@@ -147,9 +163,10 @@ class DecodeEngine:
         result = self._loop.step()
         if result.idle:
             return self._fail_stuck()
+        ended_at = self._clock()
         for item in result.output.scheduled:
             request_id = item.request.request_id
-            self._reports.decode_scheduled(request_id)
+            self._reports.decode_scheduled(request_id, ended_at=ended_at)
             if request_id not in self._outputs:
                 self._reports.forget(request_id)
                 self._handle(DecodeFinished(request_id))
@@ -161,13 +178,17 @@ class DecodeEngine:
 
     def stats(self) -> EngineStats:
         num_generated = self._stepper.num_generated_tokens + self._num_first_tokens
-        return engine_stats(self._scheduler, self._stepper, self._memory, num_generated_tokens=num_generated)
+        return msgspec.structs.replace(
+            engine_stats(self._scheduler, self._stepper, self._memory, num_generated_tokens=num_generated),
+            decode_held_tokens=self._num_held_tokens,
+            transferred_tokens=self._num_transferred_tokens,
+        )
 
     def reset_peaks(self, *, clear_prefix_cache: bool) -> None:
         reset_peaks(self._scheduler, self._memory, clear_prefix_cache=clear_prefix_cache)
 
     def num_unfinished(self) -> int:
-        """Requests with a client, and those whose blocks the prefill side hasn't let go of."""
+        """Requests with a client, and those whose blocks a prefill side hasn't let go of."""
         return len(self._outputs) + self._handoff.count(Phase.CANCELLING)
 
     def close(self) -> None:
@@ -175,32 +196,38 @@ class DecodeEngine:
         for request in self._outputs.requests():
             self._outputs.drop(request.request_id)
             self._forget(request.request_id)
-        self._link = None
         self._kv_memory.close()
 
-    def peer_connected(self, link: PeerLink, info: EngineInfo) -> None:
-        if self._handoff.connected:
-            self.peer_lost("another prefill instance took its place")
-        self._link, self._peer_info = link, info
-        self._handle(PeerConnected())
+    def peer_connected(self, peer: PeerId, link: PeerLink, info: EngineInfo) -> None:
+        self._sides.add(peer, link, info)
+        self._handle(PeerConnected(peer))
 
-    def peer_lost(self, reason: str) -> None:
-        """The prefill side is gone and writes no more."""
-        self._link = None
-        self._handle(PeerLost(reason))
+    def peer_hung(self, peer: PeerId, reason: str) -> None:
+        """Nothing is expected of it any more. What it was lent stays held: it may still write."""
+        self._handle(PeerHung(peer, reason))
+        self._start_prefills()
 
-    def peer_message(self, message: FromPrefill) -> None:
+    def peer_lost(self, peer: PeerId, reason: str) -> None:
+        """It is gone and writes no more."""
+        self._handle(PeerLost(peer, reason))
+        self._sides.forget(peer)
+        self._start_prefills()
+
+    def peer_message(self, peer: PeerId, message: FromPrefill) -> None:
         match message:
             case Prefilled(request_id=request_id):
-                if self._handoff.phase(request_id) is Phase.PREFILLING:
+                self._sides.answered(peer, request_id, computed=True)
+                if self._handoff.peer_of(request_id) == peer:
                     self._reports.add(message, at=self._clock())
-                self._handle(PrefillDone(request_id))
+                self._handle(PrefillDone(request_id, peer))
             case PrefillFailed(request_id=request_id, code=code, message=text):
-                self._handle(PrefillFailure(request_id, code, text))
+                self._sides.answered(peer, request_id, computed=False)
+                self._handle(PrefillFailure(request_id, peer, code, text))
             case Released(request_id=request_id):
-                self._handle(PrefillReleased(request_id))
-            case PrefillStarted() | Paired() | PairRefused():
-                pass  # `Prefilled` says it all again; pairing is the server's
+                self._sides.answered(peer, request_id, computed=False)
+                self._handle(PrefillReleased(request_id, peer))
+            case PrefillStarted() | Heartbeat() | Paired() | PairRefused():
+                pass  # `Prefilled` says it all again; pairing and leases are the server's
             case _:
                 assert_never(message)
         self._start_prefills()
@@ -209,22 +236,34 @@ class DecodeEngine:
         request_id = request.request_id
         check_new(request, in_use=request_id in self._outputs or self._handoff.phase(request_id) is not None)
         self._scheduler.check_fits(request.num_prompt_tokens)
-        if self._link is None or self._peer_info is None:
+        if not self._handoff.connected:
             raise RequestRefused("peer_lost", NO_PEER)
-        check_fits_peer(request, self._peer_info)
+        self._sides.check_fits(request, self._handoff.peers)
         seats = self._max_num_seqs - self._handoff.count(Phase.PREFILLING, Phase.DECODING, Phase.CANCELLING)
         check_queue(self._handoff.count(Phase.WAITING), max_waiting=self._max_waiting + max(0, seats))
 
     def _start_prefills(self) -> None:
         """Reserve blocks for waiting requests, in order, while there is room: this is the back-pressure."""
         while (request_id := self._handoff.next_waiting()) is not None:
-            num_blocks = self._scheduler.manager.num_blocks_for(self._requests[request_id].num_prompt_tokens)
-            blocks = self._scheduler.reserve(num_blocks)
-            if blocks is None:
+            request = self._requests[request_id]
+            try:  # the sides that were there when it came may be gone
+                self._sides.check_fits(request, self._handoff.peers)
+            except RequestRefused as refused:
+                self._handle(Unplaceable(request_id, refused.code, str(refused)))
+                continue
+            reservation = self._scheduler.reserve(request)
+            if reservation is None:
                 return
-            self._blocks[request_id] = blocks
-            self._observe_blocks_in_use()
-            self._handle(BlocksReserved(request_id, tuple(block.block_id for block in blocks)))
+            self._reserved(request, reservation)
+
+    def _reserved(self, request: Request, reservation: Reservation) -> None:
+        request_id, num_held = request.request_id, reservation.num_held_tokens
+        self._kv_memory.prefault(reservation.block_ids[num_held // self._info.block_size :])
+        self._reports.reserved(request_id, at=self._clock(), num_held_tokens=num_held)
+        hashes = self._scheduler.manager.prompt_hashes(request)
+        peer = self._sides.lend(request, reservation, hashes, self._handoff.peers)
+        self._outputs.observe_blocks_in_use(self._scheduler.manager.pool.num_blocks_in_use)
+        self._handle(BlocksReserved(request_id, peer, reservation.block_ids))
 
     def _expire(self) -> None:
         for request in self._loop.expire():  # its own deadline, for the whole answer
@@ -232,10 +271,10 @@ class DecodeEngine:
         self._handle(TimePassed(self._clock()))
 
     def _fail_stuck(self) -> bool:
-        """Nothing can be scheduled. Blocks that are with the prefill side will come back; without any, a request is
+        """Nothing can be scheduled. Blocks that a prefill side was lent will come back; without any, a request is
         better refused than all of them left hanging.
         """
-        if self._blocks or not self._scheduler.has_work:
+        if self._sides.num_loans or not self._scheduler.has_work:
             return False
         request_id = next(self._scheduler.requests()).request_id
         logger.error("nothing could be scheduled; giving up request %s", request_id)
@@ -249,48 +288,41 @@ class DecodeEngine:
         self._reports.forget(request_id)
         self._handle(Aborted(request_id))
 
-    def _observe_blocks_in_use(self) -> None:
-        self._outputs.observe_blocks_in_use(self._scheduler.manager.pool.num_blocks_in_use)
-
     def _handle(self, event: Event) -> None:
         for effect in self._handoff.handle(event):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case SendPrefill(request_id, block_ids):
-                self._send_prefill(self._requests[request_id], block_ids)
-            case SendCancel(request_id):
-                assert self._link is not None
-                self._link.send(CancelPrefill(request_id=request_id))
-            case FreeBlocks(request_id):
-                self._scheduler.release(self._blocks.pop(request_id))
-            case StartDecode(request_id):
-                self._start_decode(self._requests.pop(request_id))
+            case SendPrefill(request_id, peer):
+                self._sides.ask(peer, self._requests[request_id])
+            case SendCancel(request_id, peer):
+                self._sides.cancel(peer, request_id)
+            case FreeBlocks(request_id, peer):
+                self._scheduler.release(self._sides.take_back(peer, request_id))
+            case StartDecode(request_id, peer):
+                self._start_decode(self._requests.pop(request_id), self._sides.take_back(peer, request_id))
             case StopDecode(request_id):
                 self._scheduler.abort(request_id)
             case FailRequest(request_id, code, message):
                 self._requests.pop(request_id, None)
+                self._reports.forget(request_id)
                 self._outputs.fail(request_id, code, message)
             case _:
                 assert_never(effect)
 
-    def _send_prefill(self, request: Request, block_ids: tuple[int, ...]) -> None:
-        assert self._link is not None
-        self._link.send(prefill_message(request, block_ids, default_mode=self._transfer_mode))
-
-    def _start_decode(self, request: Request) -> None:
-        """Tell the first token like any other; unless it ends the answer, the request joins the running batch."""
+    def _start_decode(self, request: Request, reservation: Reservation) -> None:
+        """The request joins the running batch and its first token is told like any other; that may end the answer."""
         request_id = request.request_id
         self._reports.apply(request)
         self._num_first_tokens += 1
-        blocks = self._blocks.pop(request_id)
+        self._num_held_tokens += reservation.num_held_tokens
+        self._num_transferred_tokens += request.num_prompt_tokens - reservation.num_held_tokens
+        self._scheduler.add_computed(request, reservation)
         if self._tell_first_token(request):
-            self._scheduler.release(blocks)
+            self._scheduler.finish(request)
             self._reports.forget(request_id)
             self._handle(DecodeFinished(request_id))
-        else:
-            self._scheduler.add_computed(request, blocks)
 
     def _tell_first_token(self, request: Request) -> bool:
         try:

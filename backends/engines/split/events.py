@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.engines.split.peer import PeerId
 from backends.protocol.messages import FailureCode
 
 # ------------------------------------------------------------------------------------------------------------- events
@@ -17,10 +18,20 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class BlocksReserved:
-    """The decode side took `block_ids` for the request that `next_waiting` named."""
+    """The decode side took `block_ids` for the request that `next_waiting` named, to be filled by `peer`."""
 
     request_id: str
+    peer: PeerId
     block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaceable:
+    """No connected prefill side could ever compute it."""
+
+    request_id: str
+    code: FailureCode
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +39,13 @@ class PrefillDone:
     """The prompt's KV is in the reserved blocks and the first token is known."""
 
     request_id: str
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailure:
     request_id: str
+    peer: PeerId
     code: FailureCode
     message: str
 
@@ -40,6 +53,7 @@ class PrefillFailure:
 @dataclass(frozen=True, slots=True)
 class PrefillReleased:
     request_id: str
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +75,29 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
-    pass
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHung:
+    """Nothing is expected of the prefill side any more, but it may still write to what it was lent."""
+
+    peer: PeerId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
     """The prefill side is gone and writes no more."""
 
+    peer: PeerId
     reason: str
 
 
-RequestEvent = BlocksReserved | PrefillDone | PrefillFailure | PrefillReleased | Aborted | DecodeFinished
-Event = Submitted | TimePassed | PeerConnected | PeerLost | RequestEvent
+PrefillAnswer = PrefillDone | PrefillFailure | PrefillReleased
+PeerEvent = PeerConnected | PeerHung | PeerLost
+RequestEvent = Submitted | BlocksReserved | Unplaceable | Aborted | DecodeFinished
+Event = RequestEvent | PrefillAnswer | TimePassed | PeerEvent
 
 # ------------------------------------------------------------------------------------------------------------ effects
 
@@ -80,25 +105,31 @@ Event = Submitted | TimePassed | PeerConnected | PeerLost | RequestEvent
 @dataclass(frozen=True, slots=True)
 class SendPrefill:
     request_id: str
+    peer: PeerId
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SendCancel:
     request_id: str
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class FreeBlocks:
+    """What `peer` was lent for the request."""
+
     request_id: str
+    peer: PeerId
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartDecode:
-    """Hand the request and its blocks to the scheduler."""
+    """Hand the request and the blocks that `peer` filled to the scheduler."""
 
     request_id: str
+    peer: PeerId
     block_ids: tuple[int, ...]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.protocol.messages import PROTOCOL_VERSION, EngineInfo
+from backends.protocol.messages import PROTOCOL_VERSION, EngineInfo, Pair
 
 # What must be equal, and what it is called to a user.
 MUST_MATCH = {
@@ -16,20 +16,23 @@ MUST_MATCH = {
 
 
 def pairing_refusal(
-    decode: EngineInfo, prefill: EngineInfo, *, kv_memory_bytes: int, protocol_version: int = PROTOCOL_VERSION
+    pair: Pair, prefill: EngineInfo, *, transfer_backend: str, protocol_version: int = PROTOCOL_VERSION
 ) -> str | None:
-    """Why the two can't work together, or None."""
-    if protocol_version != PROTOCOL_VERSION:
-        return _differs("protocol version", protocol_version, PROTOCOL_VERSION)
+    """Why the decode side that introduces itself and the prefill side can't work together, or None."""
+    decode = pair.info
+    if pair.protocol_version != protocol_version:
+        return _differs("protocol version", pair.protocol_version, protocol_version)
+    if pair.transfer_backend != transfer_backend:
+        return _differs("transfer_backend", pair.transfer_backend, transfer_backend)
     for field, name in MUST_MATCH.items():
         there, here = getattr(decode, field), getattr(prefill, field)
         if there != here:
             return _differs(name, there, here)
     expected = decode.num_blocks * decode.block_size * decode.kv_bytes_per_token
-    if kv_memory_bytes != expected:
+    if pair.kv_memory_bytes != expected:
         return (
-            f"The decode instance announced {kv_memory_bytes} bytes of KV memory; its {decode.num_blocks} blocks of "
-            f"{decode.block_size} tokens need {expected}."
+            f"The decode instance announced {pair.kv_memory_bytes} bytes of KV memory; its {decode.num_blocks} blocks "
+            f"of {decode.block_size} tokens need {expected}."
         )
     return None
 

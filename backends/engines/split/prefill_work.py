@@ -8,24 +8,10 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from backends.core.block_pool import KVCacheBlock
-from backends.core.errors import RequestRefused
 from backends.core.request import Request, TokenGrammar
 from backends.core.scheduler_types import ScheduledRequest
 from backends.kv_transfer.pool import Part, Transfer, TransferPool
 from backends.protocol.messages import Prefill, Prefilled, TransferMode
-
-
-def check_blocks(message: Prefill, *, block_size: int, num_peer_blocks: int) -> None:
-    """Refuse block ids that can't be right: a wrong one would overwrite another request's KV."""
-    num_needed = -(-len(message.token_ids) // block_size)
-    known = all(0 <= block_id < num_peer_blocks for block_id in message.block_ids)
-    if message.token_ids and known and len(set(message.block_ids)) == len(message.block_ids) >= num_needed:
-        return
-    raise RequestRefused(
-        "internal",
-        f"A prompt of {len(message.token_ids)} tokens needs {num_needed} different blocks below {num_peer_blocks}; "
-        f"the decode instance named {message.block_ids}.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,7 @@ class PrefillWork:
     transfer: Transfer
     mode: TransferMode
     started: bool = False
-    num_sent_tokens: int = 0  # copied, or handed to the pool
+    num_sent_tokens: int = 0  # there already, copied, or handed to the pool
     token_id: int | None = None  # sampled; from then on the scheduler has forgotten the request
     held: list[KVCacheBlock] = field(default_factory=list)  # kept from reuse while copies out of them run
     peak_kv_blocks: int = 0
@@ -73,7 +59,8 @@ class PrefillWork:
             arrived_at=at,
             grammar=None if message.allowed_first_tokens is None else FirstTokens(message.allowed_first_tokens),
         )
-        return cls(request, Transfer(tuple(message.block_ids)), message.transfer_mode)
+        transfer = Transfer(tuple(message.block_ids))
+        return cls(request, transfer, message.transfer_mode, num_sent_tokens=message.num_held_tokens)
 
     def send_computed(self, item: ScheduledRequest, pool: TransferPool) -> list[Part]:
         """Hand to the pool what the cache holds already; return the part that the coming step computes."""

@@ -224,16 +224,16 @@ def test_a_preempted_request_can_be_aborted():
 
 def test_a_request_computed_elsewhere_runs_at_once_in_its_reserved_blocks():
     scheduler = make_scheduler(num_blocks=10, block_size=4)
-    blocks = scheduler.reserve(2)
+    request = make_request(num_tokens=6)
+    blocks = scheduler.reserve(request)
     assert blocks is not None
     scheduler.check_integrity()
-    request = make_request(num_tokens=6)
     request.num_computed_tokens = 6
     request.output_token_ids = [1]
     scheduler.add_computed(request, blocks)
     output = step(scheduler)
     assert [(item.start, item.num_tokens) for item in output.scheduled] == [(6, 1)]
-    assert request.blocks == blocks
+    assert request.blocks == list(blocks.blocks)
     scheduler.finish(request)
     scheduler.check_integrity()
     assert pool_of(scheduler).num_blocks_in_use == 0
@@ -243,15 +243,15 @@ def test_a_preempted_request_that_was_computed_elsewhere_recomputes_here_and_cou
     scheduler = make_scheduler(num_blocks=5, block_size=4)
     requests = []
     for name in "ab":
-        blocks = scheduler.reserve(2)
-        assert blocks is not None
         request = make_request(name, num_tokens=7)
+        blocks = scheduler.reserve(request)
+        assert blocks is not None
         request.num_computed_tokens, request.output_token_ids = 7, [1]
         scheduler.add_computed(request, blocks)
         requests.append(request)
     old, victim = requests
     run_until_preempted(scheduler, victim)
-    assert scheduler.reserve(1) is None, "freed blocks go to the preempted request first"
+    assert scheduler.reserve(make_request("new")) is None, "freed blocks go to the preempted request first"
     scheduler.finish(old)
     num_tokens = victim.num_tokens
     output = step(scheduler)
@@ -265,8 +265,10 @@ def test_reserved_blocks_can_be_released_and_running_requests_keep_room_to_grow(
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     scheduler.add(make_request(num_tokens=4))
     step(scheduler)
-    assert scheduler.reserve(3) is None, "1 of 3 free blocks stays for the running request"
-    blocks = scheduler.reserve(2)
+    assert scheduler.reserve(make_request("large", num_tokens=12)) is None, (
+        "1 of 3 free blocks stays for the running request"
+    )
+    blocks = scheduler.reserve(make_request("fits", num_tokens=8))
     assert blocks is not None
     scheduler.check_integrity()
     scheduler.release(blocks)
@@ -279,9 +281,9 @@ def test_nothing_is_reserved_while_a_request_waits():
     for name in "ab":
         scheduler.add(make_request(name))
     step(scheduler)
-    assert scheduler.reserve(1) is None, "there is room, but b was here first"
+    assert scheduler.reserve(make_request("c")) is None, "there is room, but b was here first"
     scheduler.abort("b")
-    assert scheduler.reserve(1) is not None
+    assert scheduler.reserve(make_request("c")) is not None
 
 
 def test_two_requests_of_sixty_percent_and_small_ones_behind_them_are_all_served():

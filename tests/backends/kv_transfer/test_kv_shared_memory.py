@@ -65,6 +65,46 @@ def test_a_copy_moves_exactly_the_named_slots(data: st.DataObject):
     np.testing.assert_array_equal(target, expected)
 
 
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(data=st.data())
+def test_copies_over_copies_leave_the_last_ones(data: st.DataObject):
+    """Blocks are written to in one way the first time, and in another later."""
+    source = make_source(12)
+    memory = SharedKVMemory.create(NUM_LAYERS * 2 * 10 * BLOCK_SIZE * SLOT_BYTES)
+    connector = SharedMemoryConnector(source, SharedKVMemory.attach(memory.fd, memory.num_bytes), block_size=BLOCK_SIZE)
+    expected = target_view(memory).copy()
+    for _ in range(data.draw(st.integers(2, 6))):
+        num_blocks = data.draw(st.integers(1, 5))
+        first, step = data.draw(st.tuples(st.integers(0, 7), st.sampled_from([1, -1])))
+        source_ids = list(range(first, first + num_blocks))[::step]
+        target_ids = list(range(first := data.draw(st.integers(0, 5)), first + num_blocks))[
+            :: data.draw(st.sampled_from([1, -1]))
+        ]
+        start = data.draw(st.integers(0, num_blocks * BLOCK_SIZE - 1))
+        stop = data.draw(st.integers(start + 1, num_blocks * BLOCK_SIZE))
+        connector.save_kv_layer(0, source_ids, target_ids, start, stop)
+        table = expected[0][:, target_ids].reshape(2, -1, SLOT_BYTES)
+        table[:, start:stop] = slots(source, 0, source_ids, start, stop)
+        expected[0][:, target_ids] = table.reshape(2, num_blocks, -1)
+
+    np.testing.assert_array_equal(target_view(memory), expected)
+    connector.close()
+    memory.close()
+
+
+def test_memory_that_cannot_be_written_to_is_an_error():
+    memory = SharedKVMemory.create(NUM_LAYERS * 2 * 10 * BLOCK_SIZE * SLOT_BYTES)
+    attached = SharedKVMemory.attach(memory.fd, memory.num_bytes)
+    connector = SharedMemoryConnector(make_source(12), attached, block_size=BLOCK_SIZE)
+    os.close(attached.fd)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        connector.save_kv_layer(0, [0, 1], [0, 1], 0, 8)
+    attached._fd = -1
+    connector.close()
+    memory.close()
+
+
 def test_blocks_at_even_steps_move_in_one_run():
     assert list(runs([5, 6, 7, 1], [9, 7, 5, 3], 2, 14, 4)) == [
         Run(5, 9, 1, 1, 1, 2, 4),

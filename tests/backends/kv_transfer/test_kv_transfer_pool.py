@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from backends.kv_transfer.base import KVConnector
-from backends.kv_transfer.pool import Part, Transfer, TransferPool
+from backends.kv_transfer.pool import LayerwiseCopies, Part, Transfer, TransferPool
 
 DEADLINE = 10.0
 
@@ -59,9 +59,9 @@ def connector() -> ScriptedConnector:
 
 def test_computing_waits_while_as_many_layers_as_allowed_are_in_flight(connector: ScriptedConnector):
     pool, transfer = TransferPool(connector, max_in_flight=2), Transfer([0])
-    pool.submit_computed(0, [part(transfer)])
-    pool.submit_computed(1, [part(transfer)])
-    third = threading.Thread(target=pool.submit_computed, args=(2, [part(transfer)]), daemon=True)
+    pool.submit_computed([0], [part(transfer)])
+    pool.submit_computed([1], [part(transfer)])
+    third = threading.Thread(target=pool.submit_computed, args=([2], [part(transfer)]), daemon=True)
     third.start()
 
     wait_entered(connector)
@@ -82,7 +82,7 @@ def test_a_layer_just_computed_goes_before_what_was_cached(connector: ScriptedCo
     pool, transfer = TransferPool(connector, max_in_flight=1), Transfer([0])
     pool.submit_all_layers(part(transfer, 0, 8))
     wait_entered(connector)  # layer 0 of the cached part is being copied by the only thread
-    pool.submit_computed(0, [part(transfer, 8, 12)])
+    pool.submit_computed([0], [part(transfer, 8, 12)])
     connector.gate.set()
     pool.wait_done(transfer)
 
@@ -147,6 +147,41 @@ def test_the_engine_is_woken_when_a_request_is_through(connector: ScriptedConnec
     assert not woken.acquire(timeout=0)
 
 
+def test_a_copy_waits_for_what_was_queued_to_be_computed_before_it():
+    """On a device a layer's call returns before its KV is there."""
+
+    class Device(ScriptedConnector):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_marks = 0
+            self.done: list[str] = []
+
+        @override
+        def mark(self) -> object:
+            self.num_marks += 1
+            return self.num_marks
+
+        @override
+        def wait_for(self, mark: object) -> None:
+            self.done.append(f"computed {mark}")
+
+        @override
+        def save_kv_layer(
+            self, layer: int, source_block_ids: Sequence[int], target_block_ids: Sequence[int], start: int, stop: int
+        ) -> int:
+            self.done.append(f"copied {layer}")
+            return stop - start
+
+    device = Device()
+    pool, transfer = TransferPool(device, max_in_flight=1), Transfer([0])
+    pool.submit_computed([0], [part(transfer)])
+    pool.submit_computed([1], [part(transfer)])
+    pool.wait_done(transfer)
+
+    assert device.done == ["computed 1", "copied 0", "computed 2", "copied 1"]
+    pool.close()
+
+
 def test_seconds_are_of_the_copies_alone():
     ticks = iter([1.0, 2.0, 5.0, 7.0])
     connector = ScriptedConnector(num_layers=2)
@@ -158,3 +193,29 @@ def test_seconds_are_of_the_copies_alone():
     assert transfer.seconds() == 3.0
     assert transfer.overlapped_seconds((0.0, 6.0)) == 2.0
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("max_in_flight", "handed_over"), [(1, [[0], [1], [2], [3], [4], [5], [6]]), (4, [[0, 1, 2, 3], [4, 5], [6]])]
+)
+def test_layers_are_handed_over_together_and_the_last_ones_alone(max_in_flight: int, handed_over: list[list[int]]):
+    connector = ScriptedConnector(num_layers=7)
+    connector.gate.set()
+    pool, seen = RecordingPool(connector, max_in_flight=max_in_flight), Transfer([0])
+    copies = LayerwiseCopies({pool: [part(seen)]})
+    for layer in range(7):
+        copies(layer)
+    pool.wait_done(seen)
+    pool.close()
+
+    assert pool.submitted == handed_over
+    assert [layer for layer, _, _ in sorted(connector.copies)] == list(range(7))
+
+
+class RecordingPool(TransferPool):
+    submitted: list[list[int]]
+
+    @override
+    def submit_computed(self, layers: Sequence[int], parts: Sequence[Part]) -> None:
+        self.__dict__.setdefault("submitted", []).append(list(layers))
+        super().submit_computed(layers, parts)

@@ -19,6 +19,7 @@ from backends.attention.reference import ReferenceAttention
 from backends.models.base import LoadedModel
 from backends.models.loader import load_model
 from backends.models.native_step import DecodeRows, make_native_step
+from backends.models.packed_weights import PackedStore
 from backends.models.store import resolve_model
 from backends.native import library
 from backends.protocol.messages import SamplingParams, TextPrompt
@@ -27,6 +28,7 @@ from backends.worker.input_batch import InputBatch, build_input_batch
 
 pytestmark = pytest.mark.slow
 CHUNK = 128
+NO_FILES = PackedStore(Path("/nowhere"), min_model_bytes=sys.maxsize)  # four gigabytes of them, for one test
 TEXT = Path(__file__).with_name("quality_text.txt")
 BOUND = 0.01  # of the perplexity, between any two of the ways below
 
@@ -39,7 +41,7 @@ def text_ids() -> tuple[int, ...]:
 
 @cache
 def bundled(dtype: str, weight_dtype: str) -> LoadedModel:
-    return load_model(resolve_model("smollm2"), dtype=dtype, weight_dtype=weight_dtype)
+    return load_model(resolve_model("smollm2"), dtype=dtype, weight_dtype=weight_dtype, store=NO_FILES)
 
 
 def all_logits(loaded: LoadedModel, ids: Sequence[int], kv_dtype: str, num_single: int = 0) -> Tensor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from backends.core.request import AnswerText
 from backends.engines.base import RequestRefused
 from backends.protocol.messages import (
     CacheParams,
+    ChatPrompt,
     EngineInfo,
     Generate,
+    GrammarSpec,
     Prompt,
     SamplingParams,
     TextPrompt,
@@ -158,3 +161,28 @@ def test_an_empty_prompt_is_refused():
 
 def test_sampling_out_of_range_is_refused_by_its_field():
     assert refusal(make_generate(sampling=SamplingParams(top_p=0.0))).param == "top_p"
+
+
+class MarkedCodec(CountingCodec):
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        return [7] if isinstance(prompt, ChatPrompt) else super().encode_prompt(prompt)
+
+    def answer_text(self, prompt: ChatPrompt, token_ids: list[int]) -> AnswerText:
+        assert token_ids == [7]
+        return AnswerText("<think>\n", {5: "<tool_call>"} if prompt.tools else {})
+
+    def grammar(self, spec: GrammarSpec) -> None:
+        return None
+
+
+def test_tc_07_a_chats_answer_begins_with_what_its_prompt_opened():
+    def text_of(prompt: Prompt, sampling: SamplingParams | None = None) -> AnswerText:
+        generate = make_generate(prompt=prompt, sampling=sampling or SamplingParams())
+        return Preparer(MarkedCodec(), make_info()).prepare(generate, NOW).answer_text
+
+    messages = [{"role": "user", "content": "hi"}]
+    assert text_of(ChatPrompt(messages=messages)) == AnswerText("<think>\n", {})
+    assert text_of(ChatPrompt(messages=messages, tools=[{}])) == AnswerText("<think>\n", {5: "<tool_call>"})
+    assert text_of(TextPrompt(text="hi")) == AnswerText()
+    held = SamplingParams(grammar=GrammarSpec(kind="json_object"))
+    assert text_of(ChatPrompt(messages=messages), held) == AnswerText(), "a grammar knows no reasoning"

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from backends.protocol.framing import Decoder, Encoder
 from backends.protocol.messages import (
     Abort,
     Accepted,
     Done,
     Drain,
     Failed,
-    FromPrefill,
     Generate,
     GetStats,
-    Pair,
-    PairRefused,
-    PeerState,
     Ready,
     StartFailed,
     StatsReport,
     TextPrompt,
     TokenChunk,
 )
-from backends.server.control import PEER_TAG
-from support.engine_child import DEADLINE_SECONDS, EngineChild, engine_child
+from support.engine_child import EngineChild, engine_child
 from support.gateway_process import wait_until
 
 ENDLESS = 5000
@@ -222,58 +214,6 @@ def test_a_decode_side_without_a_prefill_side_refuses_requests():
         child.read_until(Ready)
         child.generate("r")
         assert child.read_until(Failed).code == "peer_lost"
-
-
-def test_sides_that_differ_do_not_pair_and_say_what_differs():
-    with engine_child(role="decode", block_size=16) as decode, engine_child(role="prefill", block_size=32) as prefill:
-        decode.read_until(Ready)
-        prefill.read_until(Ready)
-        _connect(decode, prefill)
-        state = decode.read_until(PeerState)
-
-        assert not state.connected
-        assert "block_size" in state.reason
-
-
-def test_a_decode_side_of_another_version_is_refused_by_the_prefill_side():
-    with engine_child(role="prefill") as prefill:
-        info = prefill.read_until(Ready).info
-        ours, theirs = socket.socketpair()
-        with ours, theirs, tempfile.TemporaryFile() as memory:
-            socket.send_fds(prefill.control, [PEER_TAG], [theirs.fileno()])
-            pair = Pair(info=info, kv_memory_bytes=0, protocol_version=99)
-            socket.send_fds(ours, [Encoder().encode(pair)], [memory.fileno()])
-            ours.settimeout(DEADLINE_SECONDS)
-            (answer,) = Decoder(FromPrefill).feed(ours.recv(65536))
-
-    assert isinstance(answer, PairRefused)
-    assert "version 99" in answer.reason
-
-
-def test_a_new_prefill_side_takes_the_place_of_the_old():
-    with (
-        engine_child(role="decode") as decode,
-        engine_child(role="prefill") as old,
-        engine_child(role="prefill") as new,
-    ):
-        for child in (decode, old, new):
-            child.read_until(Ready)
-        _connect(decode, old)
-        assert decode.read_until(PeerState).connected
-        _connect(decode, new)
-        assert not decode.read_until(PeerState).connected
-        assert decode.read_until(PeerState).connected
-        old.process.kill()
-        old.process.wait()
-        decode.generate("r", max_tokens=1)
-        assert decode.read_until(Done).request_id == "r"
-
-
-def _connect(decode: EngineChild, prefill: EngineChild) -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        socket.send_fds(decode.control, [PEER_TAG], [one.fileno()])
-        socket.send_fds(prefill.control, [PEER_TAG], [other.fileno()])
 
 
 def _until_it_handles_signals(process: subprocess.Popen[bytes]) -> None:

@@ -16,16 +16,22 @@ from backends.core.request import Request
 from backends.engines.base import RequestRefused
 from backends.protocol.messages import (
     Abort,
+    Alive,
+    ChatPrompt,
+    CountTokens,
     Drain,
     EngineStats,
     Failed,
     GetStats,
+    Ping,
     Prompt,
     ResetPeaks,
     StatsReport,
+    TextPrompt,
+    TokenCount,
 )
 from backends.server.engine_thread import EngineThread
-from backends.server.gateway_session import GatewaySession
+from backends.server.gateway_session import LOOK_AGAIN_SECONDS, GatewaySession
 from backends.server.preparation import Preparer
 
 DEADLINE_SECONDS = 10
@@ -190,6 +196,38 @@ async def test_figures_are_answered_while_a_long_prompt_is_encoded(make_setup: M
     codec.let_go.set()
 
 
+async def test_a_ping_is_answered_while_the_engine_thread_waits_for_work(make_setup: MakeSetup):
+    setup = make_setup(CountingCodec())
+    await setup.settled()
+    setup.session.received(Ping(number=7))
+
+    assert await setup.next_said() == Alive(number=7)
+
+
+async def test_a_ping_to_a_stuck_engine_thread_is_answered_once_it_moves(make_setup: MakeSetup):
+    setup, stuck, go_on = make_setup(CountingCodec()), threading.Event(), threading.Event()
+
+    def get_stuck() -> None:
+        stuck.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    await setup.settled()
+    setup.session.received(Ping(number=1))
+    await setup.next_said()
+    setup.thread.post(get_stuck)
+    await wait_for_event(stuck)
+    setup.session.received(Ping(number=2))  # it moved since the first one
+    assert await setup.next_said() == Alive(number=2)
+    setup.session.received(Ping(number=3))
+    looks_again = asyncio.Event()
+    asyncio.get_running_loop().call_later(2 * LOOK_AGAIN_SECONDS, looks_again.set)
+    await looks_again.wait()
+    assert setup.said.empty()
+    go_on.set()
+
+    assert await setup.next_said() == Alive(number=3)
+
+
 async def test_an_unknown_exception_fails_one_request_and_keeps_its_details_in_the_log(make_setup: MakeSetup):
     setup = make_setup(BrokenCodec())
     setup.session.received(make_generate())
@@ -259,3 +297,27 @@ async def test_draining_waits_for_a_prompt_that_is_being_encoded(make_setup: Mak
     await wait_for_event(setup.engine.closed)
 
     assert setup.engine.calls == [("submit", "r")]
+
+
+async def test_tokens_are_counted_without_asking_the_engine(make_setup: MakeSetup):
+    setup = make_setup(CountingCodec())
+    setup.session.received(CountTokens(number=3, prompt=TextPrompt(text="a b c")))
+
+    counted = await setup.next_said()
+    assert counted == TokenCount(number=3, prompt_tokens=len(CountingCodec().encode_prompt(TextPrompt(text="a b c"))))
+    assert setup.engine.calls == []
+
+
+async def test_a_prompt_that_can_not_be_encoded_is_an_answer_to_who_counts(make_setup: MakeSetup):
+    setup = make_setup(BrokenCodec())
+    setup.session.received(CountTokens(number=3, prompt=ChatPrompt(messages=[])))
+    counted = await setup.next_said()
+
+    assert (counted.number, counted.failed.code) == (3, "internal")
+    assert "secret" not in counted.failed.message
+
+
+async def test_a_prefill_side_says_that_it_counts_nothing(make_setup: MakeSetup):
+    setup = make_setup(None)
+    setup.session.received(CountTokens(number=3, prompt=TextPrompt(text="a")))
+    assert (await setup.next_said()).failed.code == "internal"

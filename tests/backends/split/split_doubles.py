@@ -1,4 +1,4 @@
-"""Both sides of a split engine in one process: a runner whose KV says what it is of, and a link of two queues.
+"""Both sides of a split engine in one process: runners whose KV says what it is of, and links of two queues each.
 
 Each slot of the scripted KV holds a checksum of its token and all before it, the layer, and whether it is K or V. To
 sample, the runner reads every slot of the request back from its cache: a copy that misses, misplaces or overwrites
@@ -22,6 +22,7 @@ from backends.core.kv_cache_manager import KVCacheManager
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
 from backends.core.scheduler_types import ScheduledRequest
+from backends.engines.base import PeerId
 from backends.engines.outputs import OutputProcessor
 from backends.engines.split.decode import DecodeEngine
 from backends.engines.split.prefill import PrefillEngine
@@ -37,6 +38,7 @@ from backends.protocol.messages import (
     Failed,
     FromEngine,
     FromPrefill,
+    Pair,
     Role,
     SamplingParams,
     TokenChunk,
@@ -47,6 +49,7 @@ from backends.protocol.messages import (
 BLOCK_SIZE = 4
 NUM_LAYERS = 3
 SLOT = struct.Struct("<IHH")  # checksum of the tokens so far, layer, 0 for K and 1 for V
+BYTES_PER_BLOCK = BLOCK_SIZE * SLOT.size
 VOCAB_SIZE = 40
 EOS = 0
 WAIT_SECONDS = 20.0
@@ -194,12 +197,141 @@ def make_scheduler(num_blocks: int, *, max_num_seqs: int, chunk: int, max_waitin
     )
 
 
-class SplitPair:
-    """A decode and a prefill engine, and what each says to the other, delivered when told to."""
+class DecodeDouble:
+    """A decode engine with a scripted runner over shared memory."""
 
     def __init__(
         self,
         *,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_waiting: int,
+        chunk: int,
+        transfer_mode: TransferMode,
+        timeout_seconds: float,
+        clock: Callable[[], float],
+        make_runner: Callable[[CacheBytes], ScriptedRunner],
+    ) -> None:
+        self.emitted: list[FromEngine] = []
+        self.prefaulted: list[int] = []
+        self.memory = SharedKVMemory.create(NUM_LAYERS * 2 * num_blocks * BYTES_PER_BLOCK)
+        cache = np.frombuffer(self.memory.buffer, dtype=np.uint8).reshape(NUM_LAYERS, 2, num_blocks, -1)
+        self.runner = make_runner(cache)
+        self.scheduler = make_scheduler(num_blocks, max_num_seqs=max_num_seqs, chunk=chunk)
+        self.reports = PrefillReports()
+        outputs = OutputProcessor(
+            role="decode",
+            detokenizer_factory=lambda request: ScriptedDetokenizer(request.sampling.stop),
+            emit=self.emitted.append,
+            max_num_tokens=self.scheduler.max_request_tokens,
+            peak_memory_bytes=lambda: 3,
+            complete_timings=self.reports.complete_timings,
+        )
+        self.engine = DecodeEngine(
+            info=make_info("decode", num_blocks),
+            scheduler=self.scheduler,
+            stepper=Stepper(self.scheduler, self.runner, clock=clock),
+            outputs=outputs,
+            reports=self.reports,
+            memory=ScriptedMemory(),
+            kv_memory=self.memory,
+            emit=self.emitted.append,
+            max_num_seqs=max_num_seqs,
+            max_waiting=max_waiting,
+            transfer_mode=transfer_mode,
+            handoff_timeout_seconds=timeout_seconds,
+            clock=clock,
+        )
+
+
+class PrefillDouble:
+    """A prefill engine with a scripted runner over its own memory."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        chunk: int,
+        max_in_flight: int,
+        wake: Callable[[], None],
+        before_copy: Callable[[], None],
+        make_runner: Callable[[CacheBytes], ScriptedRunner],
+    ) -> None:
+        self._before_copy = before_copy
+        self.cache = np.zeros((NUM_LAYERS, 2, num_blocks, BYTES_PER_BLOCK), dtype=np.uint8)
+        self.runner = make_runner(self.cache)
+        self.scheduler = make_scheduler(num_blocks, max_num_seqs=max_num_seqs, chunk=chunk)
+        self.engine = PrefillEngine(
+            info=make_info("prefill", num_blocks),
+            scheduler=self.scheduler,
+            stepper=Stepper(self.scheduler, self.runner),
+            memory=ScriptedMemory(),
+            connect=self._connect,
+            max_transfer_concurrency=max_in_flight,
+            wake=wake,
+        )
+
+    def _connect(self, pair: Pair, fd: int | None) -> KVConnector:
+        assert fd is not None
+        return ScriptedConnector(self.cache, SharedKVMemory.attach(fd, pair.kv_memory_bytes), self._before_copy)
+
+
+class Wire:
+    """The connection of one decode and one prefill side; delivered when told to."""
+
+    def __init__(self, decode: DecodeDouble, prefill: PrefillDouble, peer: PeerId) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        self.peer = peer  # as either calls the other
+        self.to_prefill: deque[ToPrefill] = deque()
+        self.from_prefill: deque[FromPrefill] = deque()
+        self.frozen = False  # nothing arrives any more, but both ends are there
+
+    def connect(self) -> str | None:
+        pair = self.decode.engine.pair_message()
+        fd = self.decode.engine.kv_memory_fd
+        refusal = self.prefill.engine.pair(self.peer, pair, fd, self.from_prefill.append)
+        if refusal is None:
+            self.decode.engine.peer_connected(self.peer, self, self.prefill.engine.info)
+        return refusal
+
+    def send(self, message: ToPrefill) -> None:
+        self.to_prefill.append(message)
+
+    @property
+    def has_mail(self) -> bool:
+        return not self.frozen and bool(self.to_prefill or self.from_prefill)
+
+    def deliver(self) -> bool:
+        delivered = self.has_mail
+        while self.to_prefill and not self.frozen:
+            self.prefill.engine.peer_message(self.peer, self.to_prefill.popleft())
+        while self.from_prefill and not self.frozen:
+            self.decode.engine.peer_message(self.peer, self.from_prefill.popleft())
+        return delivered
+
+    def lose_prefill(self, reason: str = "killed by signal 9") -> None:
+        """The prefill side ends: what it said last may have arrived, what it was told is lost."""
+        self.prefill.engine.unpair(self.peer)
+        self.to_prefill.clear()
+        self.from_prefill.clear()
+        self.decode.engine.peer_lost(self.peer, reason)
+
+    def hang_prefill(self) -> None:
+        """The decode side sees no sign of life any more."""
+        self.frozen = True
+        self.decode.engine.peer_hung(self.peer, "it said nothing for 10 seconds")
+
+
+class SplitFleet:
+    """Decode and prefill engines, all connected with all by `connect`. Requests go to the decode side that is named."""
+
+    def __init__(
+        self,
+        *,
+        num_prefills: int = 1,
+        num_decodes: int = 1,
         prefill_blocks: int = 32,
         decode_blocks: int = 32,
         prefill_seqs: int = 8,
@@ -212,61 +344,36 @@ class SplitPair:
         decode_runner: Callable[[CacheBytes], ScriptedRunner] = ScriptedRunner,
         prefill_runner: Callable[[CacheBytes], ScriptedRunner] = ScriptedRunner,
     ) -> None:
-        self.now = 0.0  # of the decode side, beside the real clock
-        self.emitted: list[FromEngine] = []
-        self.to_prefill: deque[ToPrefill] = deque()
-        self.from_prefill: deque[FromPrefill] = deque()
+        self.now = 0.0  # of the decode sides, beside the real clock
         self.woken = threading.Event()
-        bytes_per_block = BLOCK_SIZE * SLOT.size
-
-        num_bytes = NUM_LAYERS * 2 * decode_blocks * bytes_per_block
-        self.memory = SharedKVMemory.create(num_bytes)
-        cache = np.frombuffer(self.memory.buffer, dtype=np.uint8).reshape(NUM_LAYERS, 2, decode_blocks, -1)
-        self.decode_runner = decode_runner(cache)
-        self.decode_scheduler = make_scheduler(decode_blocks, max_num_seqs=decode_seqs, chunk=chunk)
-        stepper = Stepper(self.decode_scheduler, self.decode_runner, clock=self.clock)
-        self.reports = PrefillReports()
-        outputs = OutputProcessor(
-            role="decode",
-            detokenizer_factory=lambda request: ScriptedDetokenizer(request.sampling.stop),
-            emit=self.emitted.append,
-            max_num_tokens=self.decode_scheduler.max_request_tokens,
-            peak_memory_bytes=lambda: 3,
-            complete_timings=self.reports.complete_timings,
-        )
-        self.decode = DecodeEngine(
-            info=make_info("decode", decode_blocks),
-            scheduler=self.decode_scheduler,
-            stepper=stepper,
-            outputs=outputs,
-            reports=self.reports,
-            memory=ScriptedMemory(),
-            kv_memory=self.memory,
-            emit=self.emitted.append,
-            max_num_seqs=decode_seqs,
-            max_waiting=max_waiting,
-            transfer_mode=transfer_mode,
-            handoff_timeout_seconds=timeout_seconds,
-            clock=self.clock,
-        )
-
         self.before_copy: Callable[[], None] = lambda: None
-        self.prefill_cache = np.zeros((NUM_LAYERS, 2, prefill_blocks, bytes_per_block), dtype=np.uint8)
-        self.prefill_runner = prefill_runner(self.prefill_cache)
-        self.prefill_scheduler = make_scheduler(prefill_blocks, max_num_seqs=prefill_seqs, chunk=chunk)
-        self.prefill = PrefillEngine(
-            info=make_info("prefill", prefill_blocks),
-            scheduler=self.prefill_scheduler,
-            stepper=Stepper(self.prefill_scheduler, self.prefill_runner),
-            memory=ScriptedMemory(),
-            connect=self._connect,
-            max_transfer_concurrency=max_in_flight,
-            wake=self.woken.set,
-        )
-
-    def _connect(self, fd: int, num_bytes: int) -> KVConnector:
-        memory = SharedKVMemory.attach(fd, num_bytes)
-        return ScriptedConnector(self.prefill_cache, memory, self._pass_gate)
+        self.decodes = [
+            DecodeDouble(
+                num_blocks=decode_blocks,
+                max_num_seqs=decode_seqs,
+                max_waiting=max_waiting,
+                chunk=chunk,
+                transfer_mode=transfer_mode,
+                timeout_seconds=timeout_seconds,
+                clock=self.clock,
+                make_runner=decode_runner,
+            )
+            for _ in range(num_decodes)
+        ]
+        self.prefills = [
+            PrefillDouble(
+                num_blocks=prefill_blocks,
+                max_num_seqs=prefill_seqs,
+                chunk=chunk,
+                max_in_flight=max_in_flight,
+                wake=self.woken.set,
+                before_copy=self._pass_gate,
+                make_runner=prefill_runner,
+            )
+            for _ in range(num_prefills)
+        ]
+        self.wires: list[Wire] = []
+        self._num_wires = 0
 
     def _pass_gate(self) -> None:
         self.before_copy()  # which tests replace while copies run
@@ -274,55 +381,64 @@ class SplitPair:
     def clock(self) -> float:
         return time.monotonic() + self.now
 
-    # PeerLink of the decode side
-    def send(self, message: ToPrefill) -> None:
-        self.to_prefill.append(message)
-
     def connect(self) -> None:
-        reason = self.prefill.pair(
-            self.decode.info, self.decode.kv_memory_fd, self.decode.kv_memory_bytes, self.from_prefill.append
-        )
+        """Connect what isn't."""
+        for number, prefill in enumerate(self.prefills):
+            for decode in self.decodes:
+                if not any(wire.decode is decode and wire.prefill is prefill for wire in self.wires):
+                    self._connect(decode, prefill, f"prefill-{number}")
+
+    def _connect(self, decode: DecodeDouble, prefill: PrefillDouble, name: str) -> None:
+        self._num_wires += 1
+        wire = Wire(decode, prefill, PeerId(name, self._num_wires))
+        reason = wire.connect()
         assert reason is None, reason
-        self.decode.peer_connected(self, self.prefill.info)
+        self.wires.append(wire)
 
-    def kill_prefill(self) -> None:
-        """The prefill process dies: what it said last may have arrived, what it was told is lost."""
-        self.prefill.unpair()
-        self.to_prefill.clear()
-        self.from_prefill.clear()
-        self.decode.peer_lost("killed by signal 9")
+    def wires_of(self, side: DecodeDouble | PrefillDouble) -> list[Wire]:
+        return [wire for wire in self.wires if side in (wire.decode, wire.prefill)]
 
-    def kill_decode(self) -> None:
-        """The prefill side sees its decode side go."""
-        self.to_prefill.clear()
-        self.prefill.unpair()
+    def kill_prefill(self, number: int = 0) -> None:
+        """The prefill process dies."""
+        for wire in self.wires_of(self.prefills[number]):
+            wire.lose_prefill()
+            self.wires.remove(wire)
+
+    def hang_prefill(self, number: int = 0) -> None:
+        for wire in self.wires_of(self.prefills[number]):
+            wire.hang_prefill()
+
+    def kill_decode(self, number: int = 0) -> None:
+        """The prefill sides see a decode side go."""
+        for wire in self.wires_of(self.decodes[number]):
+            wire.to_prefill.clear()
+            wire.prefill.engine.unpair(wire.peer)
+            self.wires.remove(wire)
 
     def deliver(self) -> bool:
-        delivered = bool(self.to_prefill or self.from_prefill)
-        while self.to_prefill:
-            self.prefill.peer_message(self.to_prefill.popleft())
-        while self.from_prefill:
-            self.decode.peer_message(self.from_prefill.popleft())
-        return delivered
+        delivered = [wire.deliver() for wire in self.wires]
+        return any(delivered)
 
     def turn(self) -> bool:
-        """Everything that can happen once. False: both sides wait."""
+        """Everything that can happen once. False: all sides wait."""
         progressed = self.deliver()
-        progressed |= self.prefill.step()
-        progressed |= self.decode.step()
-        return progressed or bool(self.to_prefill or self.from_prefill)
+        for prefill in self.prefills:
+            progressed |= prefill.engine.step()
+        for decode in self.decodes:
+            progressed |= decode.engine.step()
+        return progressed or any(wire.has_mail for wire in self.wires)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + WAIT_SECONDS
         while not condition():
             self.woken.clear()
             if not self.turn() and not condition():
-                assert self.woken.wait(end - time.monotonic()), "both sides wait for ever"
+                assert self.woken.wait(end - time.monotonic()), "all sides wait for ever"
             assert time.monotonic() < end, "no end in sight"
 
     def run(self) -> None:
-        """Until every request has ended on both sides."""
-        self.run_until(lambda: self.decode.num_unfinished() == 0 and self.prefill.num_unfinished() == 0)
+        """Until every request has ended on all sides."""
+        self.run_until(lambda: not any(side.engine.num_unfinished() for side in (*self.decodes, *self.prefills)))
 
     def submit(
         self,
@@ -330,6 +446,7 @@ class SplitPair:
         prompt: Sequence[int],
         max_tokens: int = 4,
         *,
+        to: int = 0,
         sampling: SamplingParams | None = None,
         cache: CacheParams | None = None,
         deadline_seconds: float | None = None,
@@ -346,14 +463,24 @@ class SplitPair:
             arrived_at=now,
             deadline_at=None if deadline_seconds is None else now + deadline_seconds,
         )
-        self.decode.submit(request)
+        self.decodes[to].engine.submit(request)
 
     def tokens(self, request_id: str) -> list[int]:
-        chunks = [e for e in self.emitted if isinstance(e, TokenChunk) and e.request_id == request_id]
-        return [token for chunk in chunks for token in chunk.token_ids]
+        return [
+            token
+            for decode in self.decodes
+            for event in decode.emitted
+            if isinstance(event, TokenChunk) and event.request_id == request_id
+            for token in event.token_ids
+        ]
 
     def ends(self, request_id: str) -> list[Done | Failed]:
-        return [e for e in self.emitted if isinstance(e, Done | Failed) and e.request_id == request_id]
+        return [
+            event
+            for decode in self.decodes
+            for event in decode.emitted
+            if isinstance(event, Done | Failed) and event.request_id == request_id
+        ]
 
     def done(self, request_id: str) -> Done:
         (end,) = self.ends(request_id)
@@ -366,17 +493,70 @@ class SplitPair:
         return end
 
     def assert_idle(self) -> None:
-        """No request, no block in use and no wrong KV on either side."""
-        assert self.decode_runner.mismatches == []
-        assert self.prefill_runner.mismatches == []
-        assert self.decode.num_unfinished() == self.prefill.num_unfinished() == 0
-        assert self.decode.stats().num_blocks_in_use == 0
-        assert self.prefill.stats().num_blocks_in_use == 0
-        assert len(self.reports) == 0
-        self.decode_scheduler.check_integrity()
-        self.prefill_scheduler.check_integrity()
+        """No request, no block in use and no wrong KV on any side."""
+        for side in (*self.decodes, *self.prefills):
+            assert side.runner.mismatches == []
+            assert side.engine.num_unfinished() == 0
+            assert side.engine.stats().num_blocks_in_use == 0
+            side.scheduler.check_integrity()
+        for decode in self.decodes:
+            assert len(decode.reports) == 0
 
     def close(self) -> None:
-        self.prefill.close()
-        del self.decode_runner.cache
-        self.decode.close()
+        for prefill in self.prefills:
+            prefill.engine.close()
+        for decode in self.decodes:
+            del decode.runner.cache
+            decode.engine.close()
+
+
+class SplitPair(SplitFleet):
+    """One of each."""
+
+    @property
+    def emitted(self) -> list[FromEngine]:
+        return self.decodes[0].emitted
+
+    @property
+    def memory(self) -> SharedKVMemory:
+        return self.decodes[0].memory
+
+    @property
+    def decode(self) -> DecodeEngine:
+        return self.decodes[0].engine
+
+    @property
+    def decode_runner(self) -> ScriptedRunner:
+        return self.decodes[0].runner
+
+    @property
+    def decode_scheduler(self) -> Scheduler:
+        return self.decodes[0].scheduler
+
+    @property
+    def prefill(self) -> PrefillEngine:
+        return self.prefills[0].engine
+
+    @property
+    def prefill_runner(self) -> ScriptedRunner:
+        return self.prefills[0].runner
+
+    @property
+    def prefill_scheduler(self) -> Scheduler:
+        return self.prefills[0].scheduler
+
+    @property
+    def wire(self) -> Wire:
+        return self.wires[0]
+
+    @property
+    def peer(self) -> PeerId:
+        return self.wire.peer
+
+    @property
+    def to_prefill(self) -> deque[ToPrefill]:
+        return self.wire.to_prefill
+
+    @property
+    def from_prefill(self) -> deque[FromPrefill]:
+        return self.wire.from_prefill

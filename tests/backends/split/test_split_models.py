@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from backends.config import EngineConfig
 from backends.core.request import Request
-from backends.engines.base import Engine
+from backends.engines.base import Engine, PeerId
 from backends.engines.build import build_merged
 from backends.engines.split.build import build_decode, build_prefill
 from backends.models.spec import ModelLoadError
@@ -36,6 +36,7 @@ from support.tiny_model import make_tokenizer
 
 torch.set_num_threads(1)
 
+PEER = PeerId("the-other-side", 1)
 NUM_TOKENS = 12
 LENGTHS = (1, 15, 16, 17, 40)
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
@@ -126,11 +127,9 @@ class Split(Answers):
         self.decode = build_decode(as_role(decode or config, "decode"), self.emitted.append).engine
         self.prefill = build_prefill(as_role(config, "prefill"), self._woken.set).engine
         self.engine = self.decode
-        refusal = self.prefill.pair(
-            self.decode.info, self.decode.kv_memory_fd, self.decode.kv_memory_bytes, self._from_prefill.append
-        )
-        assert refusal is None
-        self.decode.peer_connected(self, self.prefill.info)
+        pair, fd = self.decode.pair_message(), self.decode.kv_memory_fd
+        assert self.prefill.pair(PEER, pair, fd, self._from_prefill.append) is None
+        self.decode.peer_connected(PEER, self, self.prefill.info)
 
     def send(self, message: ToPrefill) -> None:
         self._to_prefill.append(message)
@@ -138,10 +137,10 @@ class Split(Answers):
     def turn(self) -> bool:
         progressed = bool(self._to_prefill or self._from_prefill)
         while self._to_prefill:
-            self.prefill.peer_message(self._to_prefill.popleft())
+            self.prefill.peer_message(PEER, self._to_prefill.popleft())
         progressed |= self.prefill.step()
         while self._from_prefill:
-            self.decode.peer_message(self._from_prefill.popleft())
+            self.decode.peer_message(PEER, self._from_prefill.popleft())
         return progressed | self.decode.step()
 
     @override
@@ -356,7 +355,7 @@ def test_a_decode_side_of_another_model_is_refused(
     split = opened(Split(make_config(llama.folder)))
     other = build_decode(make_config(tmp_path, role="decode"), lambda _: None).engine
 
-    refusal = split.prefill.pair(other.info, other.kv_memory_fd, other.kv_memory_bytes, lambda _: None)
+    refusal = split.prefill.pair(PeerId("other", 2), other.pair_message(), other.kv_memory_fd, lambda _: None)
 
     assert refusal is not None
     assert "differ in model" in refusal
@@ -364,5 +363,5 @@ def test_a_decode_side_of_another_model_is_refused(
 
 
 def test_split_runs_on_the_cpu_alone(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="device 'cpu', not 'cuda:0'"):
+    with pytest.raises(ModelLoadError, match="does not move KV of device 'cuda:0'"):
         build_decode(make_config(tmp_path, role="decode", device="cuda:0"), lambda _: None)

@@ -46,10 +46,10 @@ class Soak:
             if not pair.ends(request_id):
                 self.aborted.add(request_id)
             pair.decode.abort(request_id)
-        elif dice < 0.40 and pair.to_prefill:
-            pair.prefill.peer_message(pair.to_prefill.popleft())
-        elif dice < 0.60 and pair.from_prefill:
-            pair.decode.peer_message(pair.from_prefill.popleft())
+        elif dice < 0.40 and pair.wires and pair.to_prefill:
+            pair.prefill.peer_message(pair.peer, pair.to_prefill.popleft())
+        elif dice < 0.60 and pair.wires and pair.from_prefill:
+            pair.decode.peer_message(pair.peer, pair.from_prefill.popleft())
         elif dice < 0.80:
             pair.prefill.step()
         else:

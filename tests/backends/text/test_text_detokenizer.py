@@ -42,7 +42,7 @@ def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @examples
 @given(ids_of(byte_level()))
-def test_any_byte_level_tokens_give_the_text_of_a_full_decode(token_ids: list[int]) -> None:
+def test_st_01_any_byte_level_tokens_give_the_text_of_a_full_decode(token_ids: list[int]) -> None:
     deltas = deltas_of(byte_level(), token_ids)
 
     assert "".join(deltas) == byte_level().decode(token_ids, skip_special_tokens=True)
@@ -80,7 +80,7 @@ def test_word_pieces_are_joined_as_in_a_full_decode(token_ids: list[int]) -> Non
     assert "".join(deltas_of(word_piece(), token_ids)) == word_piece().decode(token_ids, skip_special_tokens=True)
 
 
-def test_a_character_split_over_tokens_waits_until_it_is_whole() -> None:
+def test_st_01_a_character_split_over_tokens_waits_until_it_is_whole() -> None:
     alphabet = byte_level().get_vocab()
     first, *middle, last = [alphabet[character] for character in "ðŁĻĤ"]  # the four bytes of 🙂
 

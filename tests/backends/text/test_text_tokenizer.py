@@ -112,7 +112,8 @@ def test_whether_a_template_takes_tools_is_read_from_it(
 def test_null_content_of_an_assistant_is_empty_where_the_template_needs_text(tmp_path: Path) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 
-    assert "<|im_start|>assistant\n<|im_end|>" in load(tmp_path).render(chat(USER, call))
+    template = CHATML + "{{ tools or '' }}"
+    assert "<|im_start|>assistant\n<|im_end|>" in load(tmp_path, template=template).render(chat(USER, call))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_messages_without_substance_are_refused(tmp_path: Path, messages: list[d
     assert refusal.value.param == param
 
 
-def test_a_template_that_refuses_gives_its_reason_alone(tmp_path: Path) -> None:
+def test_cx_09_a_template_that_refuses_gives_its_reason_alone(tmp_path: Path) -> None:
     codec = load(tmp_path, template="{{ raise_exception('System role not supported') }}")
 
     with pytest.raises(PromptError, match="System role not supported") as refusal:
@@ -141,7 +142,7 @@ def test_a_template_that_refuses_gives_its_reason_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RecursionError(), ZeroDivisionError("a\nb"), OSError()])
-def test_any_error_of_a_template_is_about_the_messages(error: Exception) -> None:
+def test_rv_05_any_error_of_a_template_is_about_the_messages(error: Exception) -> None:
     def apply_template(*_: Any, **__: Any) -> str:
         raise error
 
@@ -158,7 +159,7 @@ def test_any_error_of_a_template_is_about_the_messages(error: Exception) -> None
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "system"),
     ],
 )
-def test_a_template_that_drops_what_was_said_is_refused(tmp_path: Path, template: str, lost: str) -> None:
+def test_cx_09_a_template_that_drops_what_was_said_is_refused(tmp_path: Path, template: str, lost: str) -> None:
     codec = load(tmp_path, template=template)
     system = {"role": "system", "content": "Be brief."}
 
@@ -242,7 +243,7 @@ def test_threads_encode_and_decode_at_once() -> None:
 # ------------------------------------------------------------------------------ end marks
 
 
-def test_every_end_that_any_file_names_is_an_end(tmp_path: Path) -> None:
+def test_cx_06_every_end_that_any_file_names_is_an_end(tmp_path: Path) -> None:
     codec = load(tmp_path, config={"eos_token_id": 300}, generation={"eos_token_id": [301, 302]})
 
     named, im_end = byte_level().token_to_id("<|end|>"), byte_level().token_to_id("<|im_end|>")

@@ -16,11 +16,20 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does.", 
 TEXT = """You can call these functions. Each line is one, with the JSON schema of its arguments.
 {"name":"f","description":"Does.","parameters":{"type":"object"}}
 Answer with nothing but a call as JSON: {"name":"...","arguments":{...}}"""
+MARKED = """You can call these functions. Each line between <tools> and </tools> is one, with the JSON schema of its arguments.
+<tools>
+{"name":"f","description":"Does.","parameters":{"type":"object"}}
+</tools>
+To call a function, write its name and its arguments as JSON between <tool_call> and </tool_call>:
+<tool_call>
+{"name":"...","arguments":{...}}
+</tool_call>"""  # noqa: E501
 USER = {"role": "user", "content": "hi"}
 
 
 def test_the_words_are_those_that_are_documented():
     assert tool_prompt(TOOLS, 1) == TEXT
+    assert tool_prompt(TOOLS, 0) == MARKED
     assert tool_prompt(TOOLS, 8).endswith('JSON array of calls: [{"name":"...","arguments":{...}}]')
 
 
@@ -36,7 +45,7 @@ def test_they_end_the_system_message_or_are_one():
 
 
 @pytest.mark.parametrize(("takes_tools", "refuses_system"), [(False, False), (False, True), (True, False)])
-def test_a_forced_call_shows_the_tools_one_way_or_the_other(tmp_path, takes_tools, refuses_system):
+def test_the_tools_are_shown_one_way_or_the_other(tmp_path, takes_tools, refuses_system):
     from tokenizers import Tokenizer
 
     make_tokenizer(tmp_path)
@@ -54,4 +63,5 @@ def test_a_forced_call_shows_the_tools_one_way_or_the_other(tmp_path, takes_tool
         assert rendered == json.dumps(TOOLS) + "<user>hi"
     else:
         assert rendered == (f"<user>{TEXT}\n\nhi" if refuses_system else f"<system>{TEXT}<user>hi")
-    assert TEXT not in codec.render(ChatPrompt(messages=[USER], tools=TOOLS)), "only a forced call needs them"
+    free = codec.render(ChatPrompt(messages=[USER], tools=TOOLS))
+    assert (MARKED in free) is not takes_tools

@@ -44,8 +44,8 @@ def test_an_int8_slot_holds_a_scale_for_each_kv_head() -> None:
     assert cache.tensor.shape == (3, 2, 5, 16, 2, 8 + 4)
     assert cache.tensor.dtype == torch.int8
     assert cache.bytes_per_block == 16 * kv_bytes_per_token(SPEC, "int8") == 16 * 3 * 2 * 2 * (8 + 4)
-    memory = mmap.mmap(-1, cache.num_bytes)
-    assert PagedKVCache.from_buffer(memory, SPEC, 5, 16, "int8").tensor.shape == cache.tensor.shape
+    memory = torch.zeros(cache.num_bytes, dtype=torch.uint8)
+    assert PagedKVCache.from_bytes(memory, SPEC, 5, 16, "int8").tensor.shape == cache.tensor.shape
 
 
 def tokens_gib(num_tokens: float, dtype: str = "bf16") -> float:
@@ -71,16 +71,16 @@ def test_auto_keeps_the_activations_type_where_int8_would_gain_nothing_and_a_nam
 
 
 def test_shared_memory_is_used_in_place() -> None:
-    memory = mmap.mmap(-1, 4 * BYTES_PER_BLOCK)
-    one, other = (PagedKVCache.from_buffer(memory, SPEC, 4, 16) for _ in range(2))
+    memory = torch.frombuffer(mmap.mmap(-1, 4 * BYTES_PER_BLOCK), dtype=torch.uint8)
+    one, other = (PagedKVCache.from_bytes(memory, SPEC, 4, 16) for _ in range(2))
     one.tensor[2, 1, 3, 15] = 7.0
     assert (other.tensor[2, 1, 3, 15] == 7.0).all()
     assert other.tensor.count_nonzero() == 16
 
 
-def test_a_buffer_that_is_too_small_is_refused() -> None:
-    with pytest.raises(ValueError, match="buffer"):
-        PagedKVCache.from_buffer(bytearray(BYTES_PER_BLOCK), SPEC, 2, 16)
+def test_memory_that_is_too_small_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="is invalid for input of size"):
+        PagedKVCache.from_bytes(torch.zeros(BYTES_PER_BLOCK, dtype=torch.uint8), SPEC, 2, 16)
 
 
 def test_an_exact_number_of_blocks_wins_over_a_size() -> None:
