@@ -63,9 +63,16 @@ def toml_lines(dump: Mapping[str, Any]) -> Iterator[str]:
 def _table_lines(header: str, table: Mapping[str, Any]) -> Iterator[str]:
     yield header
     for key, value in table.items():
-        # JSON's strings, numbers, switches and lists of them are TOML's as well.
-        yield f"# {key} is not set" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        yield f"# {key} is not set" if value is None else f"{key} = {_value(value)}"
     yield ""
+
+
+def _value(value: Any) -> str:
+    """JSON's strings, numbers, switches and lists of them are TOML's as well."""
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    inner = ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items())
+    return f"{{ {inner} }}" if inner else "{}"
 
 
 def _in_effect(loaded: LoadedSettings) -> dict[str, Any]:

@@ -19,7 +19,13 @@ class RedactingFormatter(logging.Formatter):
 
     def __init__(self, text: str, secrets: Iterable[str]) -> None:
         super().__init__(text)
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
+        self._secrets: list[str] = []
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """From now on these as well; what is known stays a secret."""
+        known = {*self._secrets, *(secret for secret in secrets if len(secret) >= _SHORTEST)}
+        self._secrets = sorted(known, key=len, reverse=True)
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -61,6 +67,13 @@ class NoDescriptorsFilter(logging.Filter):
         record.msg = "no file descriptor is left for new connections: they wait. `ulimit -n` shows the limit"
         record.args = record.exc_info = record.exc_text = None
         return True
+
+
+def learn_secrets(secrets: Iterable[str]) -> None:
+    """Of settings that are read while the gateway runs."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, RedactingFormatter):
+            handler.formatter.learn(secrets)
 
 
 def set_up_logging(level: str, secrets: Iterable[str]) -> None:

@@ -14,6 +14,8 @@ COMMANDS = {
     "serve": "run the gateway",
     "compare": "send the same requests in merged and in split, and show what differs",
     "bench": "measure the bundled engine and other engines on this machine, one table",
+    "connect": "point Cline, Claude Code, Codex and others here: print their settings, or write them",
+    "doctor": "check the gateway, or what a client is configured with, and say what to do",
     "config": "show the settings in effect, or check a settings file",
     "model": "fetch, list and locate the models of the bundled engine",
 }
@@ -25,6 +27,8 @@ examples:
   kvgate serve --upstream https://taotoken.net/api --upstream-key-env TAOTOKEN_API_KEY
   kvgate compare                                   merged against split, one table
   kvgate bench --quick                             this engine against others on this machine (--help: full runs)
+  kvgate connect cline --mode split --write        Cline's own settings file points here; --undo
+  kvgate doctor --client cline                     whether key, mode and streaming arrive
   kvgate config check kvgate.toml                  what a file means, and what is wrong with it
   kvgate model pull                                fetch and convert the bundled model
 

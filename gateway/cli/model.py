@@ -15,7 +15,7 @@ NEEDED = ("torch", "transformers", "safetensors", "gguf")
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     # No character begins an option here: all of them belong to the engine's command, --help too.
     parser = commands.add_parser("model", help=SUMMARY, add_help=False, prefix_chars="\0")
-    parser.add_argument("rest", nargs="*", metavar="pull|list|path ...")
+    parser.add_argument("rest", nargs="*", metavar="pull|list|path|packed ...")
     parser.set_defaults(run=run)
 
 

@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.cli.listening import BACKLOG, CannotListen, bind_sockets, close_all, explain, url_of
@@ -22,13 +24,15 @@ from gateway.cli.open_files import raise_open_file_limit
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from gateway.reloading import Source
     from gateway.settings.importers import LoadedSettings
     from gateway.settings.schema import Settings
 
 SUMMARY = "run the gateway"
 EPILOG = """\
 Without --config, $KVGATE_CONFIG is read, else ./kvgate.toml if there is one. Flags win over KVGATE_* environment
-variables (such as KVGATE_SERVER__PORT), these over the file.
+variables (such as KVGATE_SERVER__PORT), these over the file. All of it is read again when the file changes, and on
+SIGHUP; running answers are left alone.
 
 examples:
   kvgate serve --port 9000 --mode split
@@ -66,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.config, flags_of(arguments))
     if loaded is None:
         return 1
-    problem = missing_engine(loaded.settings)
+    problem = missing_package(loaded.settings) or too_many_instances(loaded.settings)
     if problem is not None:
         print(f"kvgate: {problem}", file=sys.stderr)
         return 1
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     except CannotListen as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
-    return _serve_on(sockets, loaded)
+    return _serve_on(sockets, loaded, source_of(arguments, loaded))
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -95,17 +99,71 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def source_of(arguments: argparse.Namespace, loaded: LoadedSettings) -> Source:
+    """Where the settings are read again: the same file, variables and flags."""
+    from gateway.cli.logs import learn_secrets  # noqa: PLC0415
+    from gateway.reloading import Source  # noqa: PLC0415
+    from gateway.settings.errors import SettingsError  # noqa: PLC0415
+    from gateway.settings.importers import find_settings_file, load_settings  # noqa: PLC0415
+    from gateway.settings.schema import secrets_of  # noqa: PLC0415
+
+    def read() -> LoadedSettings:
+        path = Path(arguments.config).expanduser() if arguments.config else find_settings_file(os.environ, Path.cwd())
+        again = load_settings(path, environ=os.environ, flags=flags_of(arguments))
+        problem = missing_litellm(again.settings)
+        if problem is not None:
+            raise SettingsError(problem)
+        return again
+
+    return Source(loaded, read, lambda settings: learn_secrets(secrets_of(settings)))
+
+
+def missing_package(settings: Settings) -> str | None:
+    return missing_engine(settings) or missing_litellm(settings)
+
+
+def missing_litellm(settings: Settings) -> str | None:
+    """Found without importing it."""
+    needing = [target.name for target in settings.targets if target.kind == "litellm"]
+    if not needing or find_spec("litellm") is not None:
+        return None
+    return f"target {', '.join(needing)} needs the package litellm: pip install 'kvgate[litellm]'"
+
+
 def missing_engine(settings: Settings) -> str | None:
     """What the bundled engine lacks on this machine, found without importing it."""
     if settings.effective_engine() is None:
         return None
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if not missing:
-        return None
+        return _missing_backend(settings)
     return (
         f"the bundled engine needs {', '.join(missing)}: pip install 'kvgate[engine]'. "
         "To serve an upstream only, give --upstream URL, or --no-engine"
     )
+
+
+def _missing_backend(settings: Settings) -> str | None:
+    engine = settings.effective_engine()
+    uses_nixl = engine is not None and "split" in engine.modes and settings.transfer.backend == "nixl"
+    if not uses_nixl or any(find_spec(name) for name in ("nixl_cu13", "nixl_cu12")):
+        return None
+    return "transfer.backend is nixl, which is not installed: pip install 'kvgate[nixl]', or use backend local"
+
+
+def too_many_instances(settings: Settings) -> str | None:
+    """Why the bundled engine's instances don't fit this machine."""
+    from gateway.settings.errors import SettingsError  # noqa: PLC0415
+    from gateway.upstreams.engine_config import instance_plans  # noqa: PLC0415
+
+    engine = settings.effective_engine()
+    if engine is None:
+        return None
+    try:
+        instance_plans(settings, engine)
+    except SettingsError as error:
+        return str(error)
+    return None
 
 
 def start_line(settings: Settings, url: str, source: str) -> str:
@@ -114,7 +172,8 @@ def start_line(settings: Settings, url: str, source: str) -> str:
     targets = [f"{engine.name} ({engine.public_name()}: {', '.join(engine.modes)})"] if engine else []
     if server.api_base:
         targets.append(f"{server.name} ({server.api_base})")
-    targets += [f"{target.name} ({target.base_url})" for target in settings.targets]
+    targets += [f"{pair.name} ({pair.engine} pair)" for pair in settings.pairs]
+    targets += [f"{target.name} ({target.base_url or target.kind})" for target in settings.targets]
     return (
         f"kvgate listens on {url} | targets: {', '.join(targets) or 'none'} | "
         f"default mode: {settings.cache_layout.mode} | settings: {source}"
@@ -132,19 +191,29 @@ def _set_up_logging(level: str | None, loaded: LoadedSettings) -> None:
     if unknown:
         logger.warning("%s is not one of %s: info is used", LOG_LEVEL_VARIABLE, ", ".join(LEVELS))
     logger.info("settings: %s", describe_source(loaded))
+    for line in mode_lines(loaded.settings):
+        logger.info("%s", line)
     for notice in loaded.notices:
         logger.warning("%s", notice)
+
+
+def mode_lines(settings: Settings) -> list[str]:
+    """Each mode and what serves it, so that nobody has to guess which of the ways of splitting it is."""
+    from gateway.settings.layout import kinds  # noqa: PLC0415
+
+    default = settings.cache_layout.mode
+    return [f"mode {mode}{' (default)' if mode == default else ''}: {kind}" for mode, kind in kinds(settings).items()]
 
 
 def describe_source(loaded: LoadedSettings) -> str:
     return "defaults" if loaded.path is None else f"{loaded.path} ({loaded.shape})"
 
 
-def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings) -> int:
+def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings, source: Source) -> int:
     from gateway.app import build_app  # noqa: PLC0415  (aiohttp and everything else)
 
     try:
-        return asyncio.run(serve(sockets, loaded, build_app))
+        return asyncio.run(serve(sockets, loaded, partial(build_app, source=source)))
     except CannotListen as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
@@ -164,6 +233,7 @@ async def serve(sockets: list[socket.socket], loaded: LoadedSettings, build_app:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     app = build_app(settings, notices=loaded.notices)
+    _reload_on_signal(app)
     runner = make_runner(app, shutdown_timeout=settings.timeouts.shutdown_seconds)
     try:
         if await _set_up(runner, stop):
@@ -199,6 +269,18 @@ async def _start_sites(runner: web.AppRunner, sockets: list[socket.socket], sett
             await web.SockSite(runner, bound, backlog=BACKLOG).start()
     except OSError as error:  # two that started at once may both bind, and then only one can listen
         raise CannotListen(explain(error, settings.server.host, settings.server.port)) from None
+
+
+def _reload_on_signal(app: web.Application) -> None:
+    """SIGHUP; until the application is set up it has nothing to read again."""
+    from gateway.web.keys import RELOADER  # noqa: PLC0415
+
+    def on_signal() -> None:
+        if RELOADER in app:
+            app[RELOADER].ask()
+
+    with contextlib.suppress(NotImplementedError, AttributeError):  # Windows knows no such signal
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
