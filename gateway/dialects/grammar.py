@@ -66,16 +66,37 @@ def read_tool_choice(fields: Fields, tools: list[dict[str, Any]] | None) -> Tool
         )
     if tools is None:
         refuse("`tool_choice` forces a call, but there are no `tools`.", "tool_choice")
+    max_calls = MAX_PARALLEL_CALLS if parallel else 1
     if choice == "required":
-        return _forced(tools, MAX_PARALLEL_CALLS if parallel else 1)
-    function = choice.get("function") if choice.get("type") == "function" else None
+        return _forced(tools, max_calls)
+    if choice.get("type") == "allowed_tools":
+        allowed, required = _allowed(choice, tools)
+        return _forced(allowed, max_calls) if required else ToolUse(allowed)
+    return _forced([_named(choice, tools)], 1)
+
+
+def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """The subset of tools that may be called, and whether one must be. The model is told of no others."""
+    wrapper = choice.get("allowed_tools", choice)
+    mode = wrapper.get("mode", "auto") if isinstance(wrapper, dict) else None
+    if mode not in ("auto", "required"):
+        refuse("`tool_choice.allowed_tools.mode` must be 'auto' or 'required'.", "tool_choice")
+    listed = wrapper.get("tools")
+    if not isinstance(listed, list) or not listed:
+        refuse("`tool_choice.allowed_tools.tools` must be an array that names at least one function.", "tool_choice")
+    allowed = [_named(entry, tools) for entry in listed]
+    return [tool for tool in tools if tool in allowed], mode == "required"
+
+
+def _named(choice: object, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         refuse("`tool_choice` must be of type 'function' with a `function.name`.", "tool_choice")
     named = [tool for tool in tools if tool["function"]["name"] == name]
     if not named:
         refuse(f"`tool_choice` names {name[:64]!r}, which is not among the `tools`.", "tool_choice")
-    return _forced(named[:1], 1)
+    return named[0]
 
 
 def _forced(tools: list[dict[str, Any]], max_calls: int) -> ToolUse:

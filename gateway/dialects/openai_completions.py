@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 
 from backends.protocol.messages import Prompt, TextPrompt, TokenLogprob, TokenPrompt, Usage
-from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCallDelta
+from gateway.core.types import ChoiceAnswer, Delta, FinishReason, ReasoningDelta, TextDelta
+from gateway.dialects.base import AnswerContext, Dialect
 from gateway.dialects.fields import Fields, kind, refuse
 from gateway.dialects.grammar import grammar_notices, read_response_format
-from gateway.dialects.openai_frames import Envelope, encode, usage_object
+from gateway.dialects.openai_frames import Envelope, OpenAIRenderer, encode, error_body, usage_object
 from gateway.dialects.sampling import (
     NO_EFFECT,
     Defaults,
@@ -29,8 +30,6 @@ from gateway.dialects.sampling import (
     unknown_field_notices,
 )
 
-NAME = "openai_completions"
-PATH = "/completions"
 DEFAULT_MAX_TOKENS = 16  # of this API, since its first version
 MAX_LOGPROBS = 5
 
@@ -92,22 +91,19 @@ def _refuse_what_is_not_built(fields: Fields) -> None:
     fields.unsupported("suffix", "")
 
 
-class Renderer:
-    """One answer."""
+class Renderer(OpenAIRenderer):
+    """One answer. This API has no opening chunk, no tools, and no place for reasoning but the text itself."""
 
-    def __init__(self, request_id: str, created: int, model: str, *, include_usage: bool) -> None:
-        self._envelope = Envelope(
-            f"cmpl-{request_id}", created, model, chunk_object="text_completion", include_usage=include_usage
-        )
+    def __init__(self, context: AnswerContext) -> None:
+        self._envelope = Envelope(f"cmpl-{context.request_id}", context, chunk_object="text_completion")
         self._text_tail = b',"logprobs":null,"finish_reason":null}]' + self._envelope.tail
 
     def start(self, index: int) -> bytes:
-        """This API has no opening chunk."""
         return b""
 
-    def delta(self, delta: TextDelta | ToolCallDelta) -> bytes:
-        assert isinstance(delta, TextDelta), "this API has no tools"
-        if delta.logprobs:
+    def delta(self, delta: Delta) -> bytes:
+        assert isinstance(delta, TextDelta | ReasoningDelta), "this API has no tools"
+        if isinstance(delta, TextDelta) and delta.logprobs:
             return self._choice(delta.index, delta.text, logprobs=_logprobs_object(delta.logprobs))
         return (
             self._envelope.head
@@ -116,7 +112,7 @@ class Renderer:
             + self._text_tail
         )
 
-    def end(self, index: int, reason: FinishReason) -> bytes:
+    def end(self, index: int, reason: FinishReason, stop_reason: str | int | None = None) -> bytes:
         return self._choice(index, "", reason=reason.value)
 
     def finish(self, usage: Usage) -> bytes:
@@ -157,3 +153,6 @@ def _top(token: TokenLogprob) -> dict[str, float | None] | None:
     for other in (*token.top, token):
         found.setdefault(other.text, other.logprob)
     return found
+
+
+DIALECT = Dialect("openai_completions", "/completions", parse, Renderer, error_body)

@@ -41,6 +41,7 @@ class ParsedBody:
     include_usage: bool
     cache_salt: str = ""
     notices: tuple[str, ...] = ()
+    context: Any = None  # of a dialect other than chat, for its renderer: `ChatForm.context`
 
 
 def read_sampling(fields: Fields, max_tokens: int | None, defaults: Defaults) -> SamplingParams:

@@ -1,10 +1,12 @@
-"""What passes through, read without being rebuilt: first text, usage, finish reason and errors of an OpenAI stream.
+"""What passes through, read without being rebuilt: first text, usage, finish reason and errors of a stream.
 
-Reads both chat and text completions. Whatever it can't read counts as nothing: the bytes go on all the same.
+Here those of OpenAI's chat and text completions; those of other APIs next door. Whatever it can't read counts as
+nothing: the bytes go on all the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -42,7 +44,17 @@ class Seen:
     usage_only: bool = False  # a chunk without choices, sent because usage was asked for
     error: bool = False
     error_code: int | None = None  # an HTTP status, if the error names one
+    error_body: bytes | None = None  # the error as the body of an HTTP answer; None: only our own words can tell it
     done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sniffer:
+    """How one API's answers are read along the way. `closing` ends a stream that has all but its last frame."""
+
+    frame: Callable[[Frame], Seen]
+    whole: Callable[[bytes], Seen]
+    closing: bytes = b""
 
 
 NOTHING = Seen()
@@ -56,15 +68,15 @@ def sniff(frame: Frame) -> Seen:
     if frame.data.strip() == DONE:
         return _DONE
     if frame.event == "error":
-        return Seen(error=True, error_code=_error_code(_parse(frame.data)))
+        return _error(_parse(frame.data), frame.data)
     chunk = _parse(frame.data)
-    return NOTHING if chunk is None else _read(chunk)
+    return NOTHING if chunk is None else _read(chunk, frame.data)
 
 
 def sniff_whole(body: bytes) -> Seen:
     """The same of an answer that is one JSON object."""
     chunk = _parse(body)
-    return NOTHING if chunk is None else _read(chunk)
+    return NOTHING if chunk is None else _read(chunk, body)
 
 
 def _parse(data: bytes) -> _Chunk | None:
@@ -74,15 +86,22 @@ def _parse(data: bytes) -> _Chunk | None:
         return None
 
 
-def _read(chunk: _Chunk) -> Seen:
+def _error(chunk: _Chunk | None, data: bytes) -> Seen:
+    body = data if data.lstrip()[:1] == b"{" else None
+    return Seen(error=True, error_code=_error_code(chunk), error_body=body)
+
+
+def _read(chunk: _Chunk, data: bytes) -> Seen:
     if chunk.error:
-        return Seen(error=True, error_code=_error_code(chunk))
-    choices = chunk.choices or ()
-    text = any(_has_text(choice) for choice in choices)
-    reason = next((choice.finish_reason for choice in choices if isinstance(choice.finish_reason, str)), None)
+        return _error(chunk, data)
+    text, reason = False, None
+    for choice in chunk.choices or ():  # plain loops: this is done for every chunk of every stream
+        text = text or _has_text(choice)
+        if reason is None and isinstance(choice.finish_reason, str):
+            reason = choice.finish_reason
     if chunk.usage is None and reason is None:
         return _TEXT if text else NOTHING
-    usage = _usage(chunk.usage)
+    usage = read_usage(chunk.usage)
     return Seen(text=text, finish_reason=reason, usage=usage, usage_only=chunk.choices == [] and usage is not None)
 
 
@@ -90,29 +109,78 @@ def _has_text(choice: _Choice) -> bool:
     if choice.text:
         return True
     said = choice.delta if choice.delta is not None else choice.message
-    return said is not None and (any(said.get(key) for key in _TEXT_KEYS) or bool(said.get("tool_calls")))
+    if said is None:
+        return False
+    for key in _TEXT_KEYS:
+        if said.get(key):
+            return True
+    return bool(said.get("tool_calls"))
 
 
 def _error_code(chunk: _Chunk | None) -> int | None:
-    code = chunk.error.get("code") if chunk is not None and isinstance(chunk.error, dict) else None
+    return _status(chunk.error.get("code") if chunk is not None and isinstance(chunk.error, dict) else None)
+
+
+def _status(code: Any) -> int | None:
+    """An HTTP status of a failure, also as a string."""
     if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
         code = int(code)
     return code if isinstance(code, int) and 400 <= code <= 599 else None
 
 
-def _usage(usage: dict[str, Any] | None) -> Usage | None:
+def read_usage(usage: dict[str, Any] | None) -> Usage | None:
     if not usage:
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not _is_count(prompt) or not _is_count(completion):
+    if not is_count(prompt) or not is_count(completion):
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if cached is None:
         cached = usage.get("prompt_cache_hit_tokens", usage.get("cache_read_input_tokens"))
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached if _is_count(cached) else 0)
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached if is_count(cached) else 0)
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def is_count(value: Any) -> TypeGuard[int]:
     """A number that an honest server sends; any other would spoil the counters for good."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class SaidError:
+    """An error of an upstream, as far as its JSON can be read."""
+
+    message: str
+    kind: str | None = None
+    code: str | None = None
+    param: str | None = None
+    status: int | None = None
+
+
+def error_facts(data: bytes) -> SaidError:
+    """Reads `{"error": {...}}`, `{"error": "text"}` and errors without that wrapping."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        body = None
+    error = body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(error, str) and error:
+        return SaidError(error)
+    if not isinstance(error, dict):
+        return SaidError("The upstream ended its answer with an error.")
+    status = _status(error.get("code")) or _status(error.get("status_code"))
+    message, code = _string(error.get("message")), error.get("code")
+    return SaidError(
+        message or "The upstream ended its answer with an error.",
+        _string(error.get("type")),
+        None if status is not None else _string(code),
+        _string(error.get("param")),
+        status,
+    )
+
+
+def _string(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+OPENAI = Sniffer(sniff, sniff_whole, b"data: [DONE]\n\n")

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
+
+
+class AttemptRecord(Struct, frozen=True):
+    """One try of a request at one target."""
+
+    backend: str
+    cache_mode: str | None  # asked of it
+    outcome: str  # ok, client_gone, or why it failed
+    seconds: float
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -25,10 +35,14 @@ class Record(Struct, frozen=True, kw_only=True):
     cache_mode_source: str | None
     cache_mode_reason: str | None
     cache_variant: str | None = None  # KV dtype of the engine variant that served; None = the main engine
+    instance: str | None = None  # of the bundled engine
+    instance_reason: str | None = None  # why it was chosen among several
+    attempts: tuple[AttemptRecord, ...] = ()  # the last one is the answer's
     outcome: str
     status: int | None
     error_code: str | None
     finish_reason: str | None
+    cost_usd: float | None = None  # None = not known
     notices: tuple[str, ...]
     timings: dict[str, Any]
 
@@ -52,3 +66,7 @@ class RecordStore:
 
     def get(self, request_id: str) -> Record | None:
         return self._records.get(request_id)
+
+    def newest(self, limit: int) -> list[Record]:
+        """The last finished requests, newest first."""
+        return list(islice(reversed(self._records.values()), limit))

@@ -7,18 +7,18 @@ import pytest
 from gateway.core.errors import InvalidRequest
 from gateway.dialects import openai_chat, openai_completions
 from gateway.dialects.sampling import Defaults
-from gateway.service.chat import _salt
+from gateway.service.answerers import _salt
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.mark.parametrize(("dialect", "body"), [(openai_chat, CHAT), (openai_completions, {"prompt": "x"})])
 def test_a_salt_is_a_string_that_is_not_empty(dialect, body):
-    assert dialect.parse({**body, "cache_salt": "mine"}, Defaults()).cache_salt == "mine"
-    assert dialect.parse({**body, "cache_salt": None}, Defaults()).cache_salt == ""
+    assert dialect.DIALECT.parse({**body, "cache_salt": "mine"}, Defaults()).cache_salt == "mine"
+    assert dialect.DIALECT.parse({**body, "cache_salt": None}, Defaults()).cache_salt == ""
     for bad in ("", "x" * 257, 3, ["a"], {}):
         with pytest.raises(InvalidRequest) as refusal:
-            dialect.parse({**body, "cache_salt": bad}, Defaults())
+            dialect.DIALECT.parse({**body, "cache_salt": bad}, Defaults())
         assert refusal.value.param == "cache_salt"
 
 
