@@ -2,45 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from gateway.metrics import Metrics
+from gateway.parts import Parts
+from gateway.records.conversations import ConversationStore
 from gateway.records.store import RecordStore
+from gateway.reloading import Reloader, Source
+from gateway.routing.instance_choice import InstanceChoice
 from gateway.service import ChatService
-from gateway.settings.schema import EngineSettings, Settings, TargetSettings
-from gateway.upstreams.base import EventUpstream
-from gateway.upstreams.openai_http import HttpClients, OpenAIHttpUpstream
-from gateway.web.keys import ENGINE, METRICS, NOTICES, RECORDS, SERVICE, SETTINGS, STARTED_AT, TARGETS
+from gateway.service.admission import Admission
+from gateway.service.guard import TargetGuard, limits_of
+from gateway.settings.schema import EngineSettings, Settings
+from gateway.targets import TargetMaker
+from gateway.upstreams.base import EventUpstream, PassThroughUpstream
+from gateway.upstreams.http_clients import HttpClients
+from gateway.upstreams.litellm_library import Library
+from gateway.upstreams.pd_upstream import PairUpstream
+from gateway.upstreams.price_book import PriceBook
+from gateway.upstreams.prices import Prices, shipped_table
+from gateway.web.generation import Generation, InForce, Target
+from gateway.web.keys import ENGINE, IN_FORCE, METRICS, PAIRS, RECORDS, RELOADER, STARTED_AT
 from gateway.web.middlewares import add_ids, errors_as_json, request_id
+from gateway.web.refusals import JsonRunner
 from gateway.web.routes import dispatch
+
+# What clients go on with by an id: as many conversations, and as many bytes of them, as are worth keeping in memory.
+MAX_CONVERSATIONS = 1000
+MAX_CONVERSATION_BYTES = 64 * 1024**2
 
 Cleanup = Callable[[web.Application], AsyncIterator[None]]
 
 
 def build_app(
-    settings: Settings, *, notices: Sequence[str] = (), engine: EventUpstream | None = None
+    settings: Settings,
+    *,
+    notices: Sequence[str] = (),
+    engine: EventUpstream | None = None,
+    source: Source | None = None,
+    library: Library | None = None,
 ) -> web.Application:
-    """The gateway. `engine` stands in for the bundled one, and is then neither started nor closed here."""
+    """The gateway. `engine` stands in for the bundled one, and is then neither started nor closed here.
+
+    `source` is where the settings are read again while it runs; without it they stay as they are. `library` stands in
+    for litellm.
+    """
     app = web.Application(
         middlewares=[request_id, errors_as_json], client_max_size=int(settings.limits.max_request_mib * 1024**2)
     )
-    app[SETTINGS] = settings
-    app[NOTICES] = tuple(notices)
     app[METRICS] = Metrics()
     app[RECORDS] = RecordStore(settings.limits.max_records)
     app[STARTED_AT] = int(time.time())
     if engine is not None:
         app[ENGINE] = engine
     elif (own := settings.effective_engine()) is not None:
-        app.cleanup_ctx.append(_bundled_engine(own))
+        app.cleanup_ctx.append(_bundled_engine(settings, own))
         app.on_shutdown.append(_announce_stop)  # comes before requests are waited for
-    app.cleanup_ctx.append(_upstreams)
-    app.cleanup_ctx.append(_service)
+    if settings.pairs:
+        app.cleanup_ctx.append(_pairs(settings))
+    app.cleanup_ctx.append(_in_force(settings, notices, source, library))
     app.on_response_prepare.append(add_ids)
     app.router.add_route("*", "/{path:.*}", dispatch)
     return app
@@ -52,7 +79,7 @@ def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
     Without handler_cancellation a client's leaving would not end its generation. Bodies are uncompressed under the
     application's own ceiling, and refused as JSON.
     """
-    return web.AppRunner(
+    return JsonRunner(
         app,
         handler_cancellation=True,
         auto_decompress=False,
@@ -63,11 +90,11 @@ def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
     )
 
 
-def _bundled_engine(engine_settings: EngineSettings) -> Cleanup:
+def _bundled_engine(settings: Settings, engine_settings: EngineSettings) -> Cleanup:
     async def run(app: web.Application) -> AsyncIterator[None]:
         from gateway.upstreams.engine import EngineUpstream  # noqa: PLC0415 - not needed with upstreams alone
 
-        engine = EngineUpstream(app[SETTINGS], engine_settings)
+        engine = EngineUpstream(settings, engine_settings, make_chooser=InstanceChoice)
         app[ENGINE] = engine
         try:
             await engine.start()
@@ -87,33 +114,101 @@ async def _announce_stop(app: web.Application) -> None:
         engine.stop_soon()
 
 
-async def _upstreams(app: web.Application) -> AsyncIterator[None]:
-    settings = app[SETTINGS]
-    clients = HttpClients(settings.timeouts)
-    hop_id = uuid.uuid4().hex[:16]
-    targets = [OpenAIHttpUpstream(target, clients, settings.timeouts, hop_id) for target in _all_targets(settings)]
-    app[TARGETS] = {target.name: target for target in targets}
-    yield
-    await clients.close()
+def _pairs(settings: Settings) -> Cleanup:
+    """Prefill and decode servers. They are watched from now on; nothing here waits for them."""
+
+    async def run(app: web.Application) -> AsyncIterator[None]:
+        clients, layout = HttpClients(settings.timeouts), settings.cache_layout
+        others = (layout.prefill_endpoint, layout.decode_endpoint, settings.server.api_base)
+        app[PAIRS] = {
+            pair.name: PairUpstream(
+                pair,
+                clients,
+                settings.timeouts,
+                uuid.uuid4().hex[:16],
+                make_chooser=InstanceChoice,
+                on_failure=partial(app[METRICS].leg_failed, pair.name),
+                elsewhere=frozenset(url for url in others if url is not None),
+            )
+            for pair in settings.pairs
+        }
+        for pair in app[PAIRS].values():
+            pair.start()
+        yield
+        for pair in app[PAIRS].values():
+            await pair.close()
+        await clients.close()
+
+    return run
 
 
-def _all_targets(settings: Settings) -> list[TargetSettings]:
-    """The named targets, and the unified upstream as one more."""
-    server = settings.server
-    if server.api_base is None:
-        return list(settings.targets)
-    unified = TargetSettings(
-        name=server.name,
-        base_url=server.api_base,
-        api_key=server.api_key,
-        forward_client_key=server.forward_client_key,
-    )
-    return [*settings.targets, unified]
+def _in_force(settings: Settings, notices: Sequence[str], source: Source | None, library: Library | None) -> Cleanup:
+    """The targets and the service, made anew whenever the settings are read again."""
+
+    async def run(app: web.Application) -> AsyncIterator[None]:
+        maker = _GenerationMaker(app, library or Library())
+        in_force = app[IN_FORCE] = InForce(maker.make(1, settings, notices, None), maker.ended)
+        watch = None
+        if source is not None:
+            reloader = app[RELOADER] = Reloader(source, in_force, maker.make, app[METRICS])
+            watch = asyncio.create_task(reloader.run())
+        yield
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        await maker.close(in_force.current)
+
+    return run
 
 
-async def _service(app: web.Application) -> AsyncIterator[None]:
-    targets = app[TARGETS]
-    app[SERVICE] = ChatService(
-        app[SETTINGS], engine=app.get(ENGINE), targets=targets, metrics=app[METRICS], records=app[RECORDS]
-    )
-    yield
+class _GenerationMaker:
+    """What all generations share is made once, here."""
+
+    def __init__(self, app: web.Application, library: Library) -> None:
+        self._app = app
+        self._parts = Parts()
+        self._prices = Prices(shipped_table())
+        self._targets = TargetMaker(uuid.uuid4().hex[:16], self._prices, library)
+        self._conversations = ConversationStore(MAX_CONVERSATIONS, MAX_CONVERSATION_BYTES)
+        self._admission = Admission(count_refusal=app[METRICS].count_key_refusal)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def make(self, number: int, settings: Settings, notices: Sequence[str], old: Generation | None) -> Generation:
+        """Never changes the old one: it stays in force if anything is raised here."""
+        parts = self._parts.user()
+        targets = self._targets.make(settings, parts)
+        everywhere: dict[str, PassThroughUpstream] = dict(targets.items())
+        if PAIRS in self._app:
+            everywhere.update(self._app[PAIRS].items())
+        service = ChatService(
+            settings,
+            engine=self._app.get(ENGINE),
+            targets=everywhere,
+            metrics=self._app[METRICS],
+            records=self._app[RECORDS],
+            conversations=self._conversations,
+            admission=self._admission,
+            guards=_kept_guards(old, settings, targets),
+        )
+        self._admission.prices = PriceBook.of(settings, self._prices)
+        return Generation(number, settings, tuple(notices), targets, service, parts.close)
+
+    def ended(self, generation: Generation) -> None:
+        """Its last request is over."""
+        task = asyncio.get_running_loop().create_task(generation.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self, current: Generation) -> None:
+        await asyncio.gather(*self._closing, current.close())
+
+
+def _kept_guards(old: Generation | None, settings: Settings, targets: Mapping[str, Target]) -> dict[str, TargetGuard]:
+    """Of targets that are the same as before, with what is known of their health."""
+    if old is None:
+        return {}
+    return {
+        name: guard
+        for name, guard in old.service.guards.items()
+        if old.targets.get(name) is targets.get(name) and limits_of(old.settings, name) == limits_of(settings, name)
+    }

@@ -5,7 +5,7 @@ Whatever the gateway doesn't say comes back as None or empty, never as 0.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import msgspec
 
 from backends.protocol.messages import Timings
 from gateway.bench.answer import error_message
+from gateway.bench.instances import peaks_by_role, processes_by_role
 from gateway.bench.options import CompareError
 from gateway.bench.rows import Peaks, Process, ServedModel
 from gateway.core.types import CacheMode
@@ -87,9 +88,12 @@ class GatewayClient:
         return record_timings(record)
 
     async def peaks(self) -> dict[str, Peaks]:
-        """Peaks of every engine process since the last reset."""
-        stats = _mapping(await self._call("GET", "/v1/engines"), "engines")
-        return {role: engine_peaks(entry) for role, entry in stats.items() if isinstance(entry, dict)}
+        """Peaks of every role's processes together since the last reset."""
+        answer = await self._call("GET", "/v1/engines")
+        stats = _mapping(answer, "engines")
+        found = {name: engine_peaks(entry) for name, entry in stats.items() if isinstance(entry, dict)}
+        instances = [entry for entry in _items(answer, "instances") if isinstance(entry, dict)]
+        return peaks_by_role(found, [str(entry["name"]) for entry in instances if entry.get("name")])
 
     async def reset_peaks(self, *, clear_prefix_cache: bool) -> None:
         await self._call("POST", "/v1/admin/reset_peaks", {"clear_prefix_cache": clear_prefix_cache})
@@ -185,16 +189,23 @@ def engine_peaks(stats: Mapping[str, Any]) -> Peaks:
 
 
 def find_processes(answer: object) -> dict[str, Process]:
-    """Every object in the answer that names a role and its threads."""
-    found: dict[str, Process] = {}
-    entries = list(answer.items()) if isinstance(answer, dict) else list(enumerate(_items(answer, None)))
-    for key, value in entries:
-        if isinstance(value, dict) and "num_threads" in value:
-            role = str(value.get("role", key))
-            found[role] = msgspec.convert({k: value.get(k) for k in Process.__struct_fields__}, Process, strict=False)
-        elif isinstance(value, dict | list):
-            found |= {str(key) if role == "info" else role: process for role, process in find_processes(value).items()}
-    return found
+    """Every object in the answer that names a role and its threads; those of one role together."""
+    return processes_by_role(_processes(answer, ""))
+
+
+def _processes(answer: object, name: str) -> Iterator[tuple[str, Process]]:
+    """`name` is the key of the answer, or of what it is an `info` of."""
+    if isinstance(answer, list):
+        for i, item in enumerate(answer):
+            yield from _processes(item, str(i))
+    if not isinstance(answer, dict):
+        return
+    if "num_threads" in answer:
+        fields = {field: answer.get(field) for field in Process.__struct_fields__}
+        yield str(answer.get("role", name)), msgspec.convert(fields, Process, strict=False)
+        return
+    for key, value in answer.items():
+        yield from _processes(value, name if key == "info" else str(key))
 
 
 def _int(mapping: Mapping[str, Any], key: str) -> int | None:

@@ -10,7 +10,8 @@ what the figures mean
                   of one request: output tokens / end to end
   p50, p95        linear interpolation between the nearest ranks (numpy's default)
   peak memory     highest of each process during the measured requests (resident on the CPU: memory that prefill and
-                  decode share counts in both); in all = sum of the processes' peaks
+                  decode share counts in both); in all = sum of the processes' peaks. Of several instances of a
+                  role the sum is shown, as of threads and KV blocks
   peak KV blocks  most blocks held by requests at once, in each process
   prefix hit rate cached prompt tokens / prompt tokens, as the side that computes the prompt counts them
   KV moved        bytes copied from prefill to decode, the time of it, and the share of that time during which the

@@ -77,6 +77,24 @@ class Overloaded(GatewayError):
     code = "queue_full"
 
 
+class RateLimited(GatewayError):
+    """The client's key has used up a limit of its own; some of it comes back after `retry_after_seconds`."""
+
+    code = "rate_limit_exceeded"
+
+
+class BudgetExhausted(GatewayError):
+    """The client's key has spent what it may; `retry_after_seconds` until its budget begins anew, if it does."""
+
+    code = "insufficient_quota"
+
+
+class KeyForbids(GatewayError):
+    """The client's key may not use this model or this mode."""
+
+    code = "key_not_allowed"
+
+
 class ModeUnavailable(GatewayError):
     """The mode asked for can't be served now, and no other is served in its place."""
 
@@ -94,7 +112,19 @@ class UpstreamTimeout(GatewayError):
 
 
 class UpstreamUnreachable(GatewayError):
+    """No connection came about. `for_good`: trying again won't help, since an address or a certificate is wrong."""
+
     code = "upstream_unreachable"
+
+    def __init__(self, message: str, *, for_good: bool = False) -> None:
+        super().__init__(message)
+        self.for_good = for_good
+
+
+class TargetUnavailable(GatewayError):
+    """An upstream that has failed so often that it is left alone for a while."""
+
+    code = "target_unavailable"
 
 
 class LoopDetected(GatewayError):
@@ -104,15 +134,28 @@ class LoopDetected(GatewayError):
 
 
 class UpstreamError(GatewayError):
-    """An upstream answered with an error of its own, which is passed on: its status, its body, its Retry-After."""
+    """An upstream answered with an error of its own, which is passed on: its status, its body, its Retry-After.
+
+    `is_final`: asking the same upstream again is useless, as it says itself or as we know.
+    """
 
     code = "upstream_error"
 
-    def __init__(self, message: str, *, status: int, body: bytes | None = None, retry_after: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        body: bytes | None = None,
+        retry_after: str | None = None,
+        retry_after_seconds: float | None = None,
+        is_final: bool = False,
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
         self.status = status
         self.body = body  # JSON of the API's error shape; None = built from the message
-        self.retry_after = retry_after
+        self.retry_after = retry_after  # as it was written
+        self.is_final = is_final
 
 
 class InternalError(GatewayError):

@@ -29,6 +29,16 @@ TRANSFERS: dict[str, TransferMode] = {
 }
 ALLOWED_TRANSFERS = "layer (layer-wise) or request (request-wise)"
 
+TRANSFER_BACKENDS = {
+    "local": "local",
+    "shared_memory": "local",
+    "shm": "local",
+    "nixl": "nixl",
+    "cuda_ipc": "cuda_ipc",
+    "cudaipc": "cuda_ipc",
+}
+ALLOWED_TRANSFER_BACKENDS = "local (shared memory), nixl or cuda_ipc"
+
 KV_DTYPES: dict[str, str] = {
     "auto": "auto",
     "fp32": "fp32",
@@ -59,8 +69,23 @@ def parse_mode(text: str) -> CacheMode:
 def parse_transfer(text: str) -> TransferMode:
     transfer = TRANSFERS.get(text.strip().lower().replace("_", "-"))
     if transfer is None:
-        raise ValueError(f"must be {ALLOWED_TRANSFERS}")
+        other = _backend(text)
+        hint = f"; the backend {other} is chosen in the gateway's settings, by transfer.backend" if other else ""
+        raise ValueError(f"must be {ALLOWED_TRANSFERS}{hint}")
     return transfer
+
+
+def parse_transfer_backend(text: str) -> str:
+    backend = _backend(text)
+    if backend is None:
+        other = TRANSFERS.get(text.strip().lower().replace("_", "-"))
+        hint = f"; {other} is a transfer mode, set as transfer.kv_transfer_mode" if other else ""
+        raise ValueError(f"must be {ALLOWED_TRANSFER_BACKENDS}{hint}")
+    return backend
+
+
+def _backend(text: str) -> str | None:
+    return TRANSFER_BACKENDS.get(text.strip().lower().replace("-", "_"))
 
 
 def parse_kv_dtype(text: str) -> str:

@@ -67,9 +67,10 @@ class ChatRequest:
     include_usage: bool = False
     deadline_seconds: float | None = None
     notices: tuple[str, ...] = ()
+    session: str | None = None  # the same for all turns of one conversation: they should meet their cache
 
 
-# Events of one answer, in order: Started, TextDelta*, Finished. A failure is a GatewayError raised by the stream.
+# Events of one answer, in order: Started, Delta*, Finished. A failure is a GatewayError raised by the stream.
 # With several choices their deltas are mixed; each choice ends by ChoiceFinished, the last one by Finished.
 
 
@@ -80,6 +81,8 @@ class Started:
     prompt_tokens: int
     max_tokens: int
     notices: tuple[str, ...] = ()
+    instance: str = ""  # that took the request; "" = not known
+    instance_reason: str = ""  # why it was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +113,31 @@ class Finished:
     index: int = 0  # the choice that this ends; usage and timings are of all
 
 
-StreamEvent = Started | TextDelta | ChoiceFinished | Finished
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """New text of the model's reasoning, which is told apart from its answer."""
+
+    text: str
+    num_tokens: int = 0
+    index: int = 0  # of the choice
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """Text of a choice, read as calls: `name` begins call number `call`, `arguments` goes on with it."""
+    """Text of a choice, read as calls: `name` begins call number `call`, `arguments` goes on with it.
+
+    Calls of a choice are numbered from 0 and never interleave: call 1 begins after call 0 is complete.
+    """
 
     index: int  # of the choice
     call: int
     call_id: str
     name: str = ""
     arguments: str = ""
+
+
+Delta = TextDelta | ReasoningDelta | ToolCallDelta
+StreamEvent = Started | Delta | ChoiceFinished | Finished
 
 
 @dataclass(slots=True)
@@ -137,6 +153,9 @@ class ChoiceAnswer:
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0  # as far as the deltas said
+    stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
     calls: list[ToolCall] = field(default_factory=list)
     reason: FinishReason = FinishReason.ERROR

@@ -9,6 +9,8 @@ from gateway.core.errors import InvalidRequest, ModelNotFound
 from gateway.core.types import ModelCard, Route
 from gateway.settings.schema import RouteSettings, Settings
 
+_BY_ROUTE = "route "  # begins the reason of what [[routes]] decide
+
 
 class Router:
     """A snapshot: build a new one when the model cards change.
@@ -31,6 +33,8 @@ class Router:
             listed[self._local_target] = {self._local_model: None}
         for target in self._settings.targets:
             listed[target.name] = dict.fromkeys(target.models)
+        for pair in self._settings.pairs:
+            listed[pair.name] = dict.fromkeys(pair.models)
         if self._catch_all is not None:
             listed.setdefault(self._catch_all, {})
         for card in cards:
@@ -55,6 +59,21 @@ class Router:
         if forced is not None:
             return self._forced(name, forced)
         return self._by_route(name) or self._by_list(name) or self._rest(name)
+
+    def fallbacks(self, model: str | None, route: Route) -> tuple[Route, ...]:
+        """Who else may answer, in order, if `route` fails; nobody where a client forced the target.
+
+        A fallback's own name for the model is that of the route which matches the model and leads there, if any.
+        """
+        name = model or self._settings.server.model
+        chosen = next(iter(self._matching(name)), None) if name else None
+        if chosen is None or route.target != chosen.target or not route.reason.startswith(_BY_ROUTE):
+            return ()
+        return tuple(self._fallback(str(name), target) for target in chosen.fallbacks)
+
+    def _fallback(self, model: str, target: str) -> Route:
+        own = next((route.upstream_model for route in self._matching(model) if route.target == target), None)
+        return self._to(target, model, own, f"{_BY_ROUTE}{self._matching(model)[0].model}")
 
     def _checked_target(self, forced: str | None) -> str | None:
         forced = (forced or "").strip()
@@ -87,7 +106,7 @@ class Router:
 
     def _by_route(self, model: str) -> Route | None:
         for route in self._matching(model):
-            return self._to(route.target, model, route.upstream_model, f"route {route.model}")
+            return self._to(route.target, model, route.upstream_model, f"{_BY_ROUTE}{route.model}")
         return None
 
     def _matching(self, model: str) -> list[RouteSettings]:

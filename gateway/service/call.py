@@ -3,58 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from backends.protocol.messages import Usage
 from gateway.core.errors import InvalidRequest
-from gateway.core.types import ChoiceAnswer, FinishReason, TextDelta, ToolCallDelta
-from gateway.dialects.sampling import Defaults, ParsedBody
+from gateway.dialects.base import Dialect
 from gateway.settings.schema import KeySettings
 
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BOM = b"\xef\xbb\xbf"
 
 
-class Renderer(Protocol):
-    """Events of one answer into the bytes of a dialect: of a choice start, deltas and end; of the answer finish."""
-
-    def start(self, index: int) -> bytes: ...
-
-    def delta(self, delta: TextDelta | ToolCallDelta) -> bytes: ...
-
-    def end(self, index: int, reason: FinishReason) -> bytes: ...
-
-    def finish(self, usage: Usage) -> bytes:
-        """What follows the last choice, without `[DONE]`."""
-
-    def whole(self, choices: Sequence[ChoiceAnswer], usage: Usage) -> bytes:
-        """The answer of a request that didn't ask for a stream."""
-
-
-class RendererFactory(Protocol):
-    def __call__(self, request_id: str, created: int, model: str, *, include_usage: bool) -> Renderer: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """A client API: its name in metrics, its path below a base URL, its codec."""
-
-    name: str
-    path: str
-    parse: Callable[[Mapping[str, Any], Defaults], ParsedBody]
-    renderer: RendererFactory
-
-
 class Body:
     """A JSON object whose values stay bytes until someone needs them: a long prompt is not decoded to be passed on."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, of_path: Mapping[str, Any] | None = None) -> None:
+        """`of_path` are fields that an API has in its path; they win over the body's own."""
         self.data = data.removeprefix(_BOM)
         self.fields = _split(self.data)
+        for name, value in (of_path or {}).items():
+            self.fields[name] = msgspec.Raw(msgspec.json.encode(value))
 
     def value(self, name: str) -> Any:
         """One decoded value; None if absent."""
@@ -102,4 +73,5 @@ class Call:
     path_mode: str | None = None
     key: KeySettings | None = None
     client_request_id: str | None = None
+    session: str | None = None
     arrived_at: float = field(default_factory=time.monotonic)

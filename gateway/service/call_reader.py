@@ -27,6 +27,10 @@ class CallReader:
         self._escaped = False
         self._in_arguments = False
 
+    @property
+    def num_complete(self) -> int:
+        return self._num_calls - self._in_arguments
+
     def push(self, text: str) -> list[ToolCallDelta]:
         deltas: list[ToolCallDelta] = []
         start = 0

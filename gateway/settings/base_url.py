@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,6 +18,17 @@ _ENDPOINT = re.compile(
 _DOUBLED_VERSION = re.compile(r"(/v\d+(?:(?:alpha|beta)\d*)?)(?:\1)+$")
 _COMPLETE = re.compile(r"/(?:v\d+(?:(?:alpha|beta)\d*)?|openai)$", re.I)
 _INNER = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name of a URL leads to this host itself."""
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def normalise_base_url(text: str, setting: str = "base_url") -> tuple[str, tuple[str, ...]]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.core.spelling import ENGINE_KV_DTYPES, parse_kv_dtype, parse_mode, parse_transfer, round_chunk_size
+from gateway.core.spelling import (
+    ENGINE_KV_DTYPES,
+    parse_kv_dtype,
+    parse_mode,
+    parse_transfer,
+    parse_transfer_backend,
+    round_chunk_size,
+)
 from gateway.settings.base_url import normalise_base_url
 from gateway.settings.entries import Draft, Path
 from gateway.settings.errors import SettingsError
@@ -15,13 +22,18 @@ KV_DTYPE: Path = ("kv_cache", "kv_cache_dtype")
 _SPELLINGS: dict[tuple[str, str], Callable[[str], str]] = {
     ("cache_layout", "mode"): parse_mode,
     ("keys", "mode"): parse_mode,
+    ("keys", "modes"): parse_mode,
     ("engine", "modes"): parse_mode,
     ("transfer", "kv_transfer_mode"): parse_transfer,
+    ("transfer", "backend"): parse_transfer_backend,
     KV_DTYPE: parse_kv_dtype,  # type: ignore[dict-item]
 }
 _URLS = {
     ("server", "api_base"),
     ("targets", "base_url"),
+    ("pairs", "prefill"),
+    ("pairs", "decode"),
+    ("pairs", "merged"),
     ("cache_layout", "prefill_endpoint"),
     ("cache_layout", "decode_endpoint"),
 }
@@ -68,6 +80,10 @@ def _canonical(draft: Draft, path: Path, option: tuple[str, str], value: Any) ->
         url, notices = normalise_base_url(value, draft.origin_of(path))
         draft.notices += notices
         return url
+    if option in _URLS and isinstance(value, list):
+        urls = [normalise_base_url(str(item), draft.origin_of(path)) for item in value]
+        draft.notices += [notice for _, notices in urls for notice in notices]
+        return [url for url, _ in urls]
     if option == ("cache_layout", "chunk_size"):
         return _chunk_size(draft, path, value)
     return value

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from gateway.core.types import CacheMode
+from gateway.settings.base_url import is_loopback
+from gateway.settings.device_checks import device_advice, device_refusals
 from gateway.settings.entries import Draft, Path
+from gateway.settings.key_checks import key_advice, key_refusals
+from gateway.settings.pair_checks import pair_advice, pair_refusals
 from gateway.settings.schema import Settings
+from gateway.settings.target_checks import target_advice, target_refusals
 
 ENGINE_TABLES = ("kv_cache", "scheduler", "transfer")
 HIGHEST_UTILIZATION = 0.92
 
 
-def is_loopback(host: str) -> bool:
-    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def refusals(settings: Settings, draft: Draft) -> Iterator[str]:
     """Reasons not to start."""
-    for check in (_open_to_others, _own_upstream, _endpoints, _names, _keys, _routes, _modes, _variant_names):
+    for check in (
+        _open_to_others,
+        _own_upstream,
+        _endpoints,
+        _names,
+        _keys,
+        _routes,
+        _modes,
+        _variant_names,
+        device_refusals,
+        target_refusals,
+        pair_refusals,
+        key_refusals,
+    ):
         yield from check(settings, draft)
 
 
@@ -36,8 +44,17 @@ def advice(settings: Settings, draft: Draft) -> Iterator[str]:
 
 
 def _advice_checks(settings: Settings) -> tuple[Callable[[Settings, Draft], Iterator[str]], ...]:
-    by_engine = (_devices, _engine_limits, _variants) if settings.effective_engine() else (_no_engine,)
-    return (*by_engine, _chunk_in_split, _split_upstream, _unused_keys)
+    by_engine = (device_advice, _engine_limits, _variants) if settings.effective_engine() else (_no_engine,)
+    return (
+        *by_engine,
+        _chunk_in_split,
+        _split_upstream,
+        _unused_keys,
+        target_advice,
+        pair_advice,
+        key_advice,
+        _unreached_fallbacks,
+    )
 
 
 def _open_to_others(settings: Settings, draft: Draft) -> Iterator[str]:
@@ -69,9 +86,9 @@ def _endpoints(settings: Settings, draft: Draft) -> Iterator[str]:
         yield f"{place}: the prefill and the decode endpoint are needed together"
     elif prefill != decode:
         yield (
-            f"{place}: a prefill and a decode endpoint at two addresses are not supported by this version. Two ways "
-            "of splitting are: the bundled engine's own pair ([engine], without endpoints), and a unified upstream "
-            "that splits by itself (both endpoints equal to its base URL)"
+            f"{place}: these two endpoints say nothing of the protocol between a prefill and a decode server. Give the "
+            "servers in [[pairs]] with their engine; here the endpoints can only both be the base URL of a unified "
+            "upstream that splits by itself. Without any, the bundled engine's own pair splits"
         )
     elif prefill != base:
         yield (
@@ -93,7 +110,8 @@ def target_places(settings: Settings) -> list[tuple[str, Path]]:
     places: list[tuple[str, Path]] = [(engine.name, ("engine", "name"))] if engine else []
     if settings.server.api_base:
         places.append((settings.server.name, ("server", "name")))
-    return places + [(target.name, ("targets", i, "name")) for i, target in enumerate(settings.targets)]
+    places += [(target.name, ("targets", i, "name")) for i, target in enumerate(settings.targets)]
+    return places + [(pair.name, ("pairs", i, "name")) for i, pair in enumerate(settings.pairs)]
 
 
 def _keys(settings: Settings, draft: Draft) -> Iterator[str]:
@@ -116,6 +134,17 @@ def _routes(settings: Settings, draft: Draft) -> Iterator[str]:
         elif engine and route.target == engine.name and route.upstream_model not in {None, engine.public_name()}:
             place = draft.origin_of(("routes", i, "upstream_model"))
             yield f"{place}: the bundled engine serves {engine.public_name()!r} and no other model"
+        yield from _fallbacks(settings, draft, i, names)
+
+
+def _fallbacks(settings: Settings, draft: Draft, i: int, names: Sequence[str]) -> Iterator[str]:
+    route = settings.routes[i]
+    place, known = draft.origin_of(("routes", i, "fallbacks")), ", ".join(names) or "none"
+    for j, name in enumerate(route.fallbacks):
+        if name not in names:
+            yield f"{place}: no target is named {name!r}; targets: {known}"
+        elif name == route.target or name in route.fallbacks[:j]:
+            yield f"{place}: {name!r} is asked already; each fallback must be another target"
 
 
 def _modes(settings: Settings, draft: Draft) -> Iterator[str]:
@@ -136,24 +165,6 @@ def _variant_names(settings: Settings, draft: Draft) -> Iterator[str]:
     names = settings.engine.kv_cache_variants if settings.engine else ()
     for name in dict.fromkeys(name for i, name in enumerate(names) if name in names[:i]):
         yield f"{draft.origin_of(('engine', 'kv_cache_variants'))}: {name} is named twice"
-
-
-def _devices(settings: Settings, draft: Draft) -> Iterator[str]:
-    layout, engine = settings.cache_layout, settings.effective_engine()
-    lists = {name: getattr(layout, name) for name in ("prefill_gpus", "decode_gpus", "merged_gpus")}
-    given = {name: devices for name, devices in lists.items() if devices}
-    if engine and engine.device == "cpu" and given:
-        yield f"{', '.join(given)}: no effect, since engine.device is cpu"
-        return
-    for name, devices in given.items():
-        if len(devices) > 1:
-            place = draft.origin_of(("cache_layout", name))
-            yield f"{place}: only the first device, {devices[0]}, is used by this version"
-    if layout.prefill_gpus and layout.decode_gpus and layout.prefill_gpus[0] == layout.decode_gpus[0]:
-        yield (
-            f"{draft.origin_of(('cache_layout', 'decode_gpus'))}: prefill and decode are both on device "
-            f"{layout.decode_gpus[0]}: split will not lower the memory of a device; it will need more than merged"
-        )
 
 
 def _engine_limits(settings: Settings, draft: Draft) -> Iterator[str]:
@@ -224,3 +235,12 @@ def _unused_keys(settings: Settings, draft: Draft) -> Iterator[str]:
         yield f"{draft.origin_of(('server', 'api_key'))}: not used, since no upstream base URL is set"
     if server.api_key and server.forward_client_key:
         yield f"{draft.origin_of(('server', 'forward_client_key'))}: no effect, since api_key is set and is sent"
+
+
+def _unreached_fallbacks(settings: Settings, draft: Draft) -> Iterator[str]:
+    most = settings.retry.max_attempts
+    for i, route in enumerate(settings.routes):
+        if len(route.fallbacks) >= most:
+            unreached = ", ".join(route.fallbacks[most - 1 :])
+            place = draft.origin_of(("routes", i, "fallbacks"))
+            yield f"{place}: {unreached} can't be reached, since retry.max_attempts is {most}, all targets together"

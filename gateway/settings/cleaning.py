@@ -21,6 +21,30 @@ def clean(draft: Draft, environ: Mapping[str, str]) -> None:
         elif isinstance(value, list):
             items = [_clean_text(draft, path, item, environ) if isinstance(item, str) else item for item in value]
             draft.values[path] = [item for item in items if item is not None]
+        elif isinstance(value, dict):
+            draft.values[path] = _clean_mapping(draft, path, value, environ)
+
+
+def clean_key(draft: Draft, path: Path, text: str) -> str | None:
+    """What a key's file holds, without its line end. Nothing in it is a reference. None after a problem was noted."""
+    origin = draft.origin_of(path)
+    trimmed = text.strip(_BLANKS)
+    if not trimmed:
+        draft.problems.append(f"{origin}: the file is empty; it must hold the key")
+        return None
+    if any(ord(character) < 32 or ord(character) == 127 for character in trimmed):
+        draft.problems.append(f"{origin}: the file must hold the key alone, in one line")
+        return None
+    return _clean_secret(draft, path, trimmed)
+
+
+def _clean_mapping(draft: Draft, path: Path, value: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Every value may be a secret: none is ever shown."""
+    draft.expanded.add(path)
+    items = {
+        key: _clean_text(draft, path, item, environ) if isinstance(item, str) else item for key, item in value.items()
+    }
+    return {key: item for key, item in items.items() if item is not None}
 
 
 def _clean_option(draft: Draft, path: Path, value: str, environ: Mapping[str, str]) -> None:

@@ -57,7 +57,9 @@ class Draft:
         """Put a layer of higher precedence on top. A list of tables replaces the one below it as a whole."""
         layer = list(entries)
         replaced = {entry.path[0] for entry in layer if len(entry.path) > 1 and isinstance(entry.path[1], int)}
-        replaced |= {entry.path[0] for entry in layer if entry.path in {("keys",), ("targets",), ("routes",)}}
+        replaced |= {
+            entry.path[0] for entry in layer if entry.path in {("keys",), ("targets",), ("pairs",), ("routes",)}
+        }
         for path in [path for path in self.values if path[0] in replaced]:
             self.remove(path)
         for entry in layer:

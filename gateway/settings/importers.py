@@ -18,6 +18,7 @@ from gateway.settings.entries import Draft, Entry
 from gateway.settings.environment import CONFIG_VARIABLE, read_environment, read_flags
 from gateway.settings.errors import SettingsError
 from gateway.settings.files import read_text
+from gateway.settings.key_files import read_key_files
 from gateway.settings.schema import Settings
 from gateway.settings.toml_shape import is_provider_form, parse_toml, read_tree
 from gateway.settings.validation import validate
@@ -40,6 +41,7 @@ class LoadedSettings:
     notices: tuple[str, ...]  # what was adjusted, has no effect, or is unwise
     path: Path | None
     shape: Shape
+    key_files: tuple[Path, ...] = ()
 
 
 def find_settings_file(environ: Mapping[str, str], folder: Path) -> Path | None:
@@ -62,10 +64,11 @@ def load_settings(
     draft.overlay(read_environment(environ, draft))
     draft.overlay(read_flags(flags or {}))
     clean(draft, environ)
+    key_files = read_key_files(draft, Path.cwd() if path is None else path.absolute().parent)
     canonicalise(draft)
     foreign_kv_dtype = take_foreign_kv_dtype(draft)
     settings = _checked(draft, foreign_kv_dtype)
-    return LoadedSettings(settings, tuple(dict.fromkeys(draft.notices)), path, shape)
+    return LoadedSettings(settings, tuple(dict.fromkeys(draft.notices)), path, shape, key_files)
 
 
 def _read_file(path: Path, draft: Draft) -> tuple[Shape, list[Entry]]:

@@ -50,6 +50,11 @@ def is_list(table: str, key: str) -> bool:
     return typing.get_origin(annotation_of(table, key)) is tuple
 
 
+def is_mapping(table: str, key: str) -> bool:
+    """Whether the option itself is a table, written `{ name = "value" }`."""
+    return typing.get_origin(annotation_of(table, key)) is dict
+
+
 def is_secret(path: Sequence[str | int]) -> bool:
     return path[-1] in {"api_key", "key"}
 

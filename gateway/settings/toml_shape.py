@@ -10,7 +10,7 @@ import tomli
 from gateway.settings.entries import Draft, Entry, Origin, Path, dotted
 from gateway.settings.errors import SettingsError
 from gateway.settings.lines import key_lines
-from gateway.settings.options import Tables, list_tables, native_tables, suggestion
+from gateway.settings.options import Tables, is_mapping, list_tables, native_tables, suggestion
 
 # The provider form's own names -> native options. Its [request] is the native one.
 PROVIDER_FORM: dict[Path, Path] = {
@@ -74,9 +74,17 @@ def _leaves(value: Any, path: Path, aliases: Mapping[Path, Path]) -> list[tuple[
     is_list_of_tables = len(path) == 1 and path[0] in list_tables() and isinstance(value, list)
     if is_list_of_tables and value:
         return [leaf for i, item in enumerate(value) for leaf in _leaves(item, (*path, i), aliases)]
-    if isinstance(value, Mapping) and (value or len(path) == 0):
+    if isinstance(value, Mapping) and (value or len(path) == 0) and not _is_mapping(path):
         return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, key), aliases)]
     return [(path, value)]
+
+
+def _is_mapping(path: Path) -> bool:
+    """Whether a table is the value of an option, such as `params` of a target."""
+    names = [part for part in path if isinstance(part, str)]
+    if len(names) != 2 or names[1] not in native_tables().get(names[0], ()):
+        return False
+    return is_mapping(names[0], names[1])
 
 
 def _unknown(path: Path, value: Any, tables: Tables) -> str | None:

@@ -61,6 +61,8 @@ def _kind(annotation: Any) -> str:
     arguments = [argument for argument in typing.get_args(annotation) if argument not in {type(None), Ellipsis}]
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
+    if origin is dict:
+        return "a table of texts"
     if origin is tuple:
         return f"a list, each item {_kind(arguments[0])}"
     if origin in {typing.Union, UnionType, typing.Annotated}:

@@ -14,6 +14,7 @@ from gateway.core.spelling import round_chunk_size
 from gateway.core.types import CacheMode, CacheStrategy, StrategySource
 from gateway.settings.base_url import normalise_base_url
 from gateway.settings.errors import SettingsError
+from gateway.settings.pair_checks import addresses_of
 from gateway.settings.schema import Settings
 from gateway.strategy.spelling import Wish, parse_query_value, parse_strategy, parse_word
 
@@ -165,14 +166,16 @@ def _endpoints(
     ):
         value, channel = _first(wishes, part)
         asked = asked or value is not None
-        if value is not None and not _is_one_of(value, (configured, base)):
+        own = _address(value, addresses_of(settings, part.removesuffix("_endpoint")))
+        if own is None and value is not None and _address(value, (configured, base)) is None:
             name = "prefillEndpoint" if part == "prefill_endpoint" else "decodeEndpoint"
             raise InvalidRequest(
                 f"{channel}.{name} is not an address that this gateway is set up for; leave it out, or use the "
-                "unified upstream's base URL. Endpoints are chosen in the settings, not by a request",
+                "unified upstream's base URL or a server of [[pairs]]. Endpoints are chosen in the settings, not by a "
+                "request",
                 param=f"{channel}.{name}",
             )
-        values.append(configured or (base if value is not None else None))
+        values.append(own or configured or (base if value is not None else None))
     if mode is CacheMode.MERGED:
         if asked:
             notices.append("prefillEndpoint and decodeEndpoint have no effect in merged")
@@ -180,11 +183,13 @@ def _endpoints(
     return values[0], values[1]
 
 
-def _is_one_of(value: str, allowed: tuple[str | None, ...]) -> bool:
+def _address(value: str | None, allowed: tuple[str | None, ...]) -> str | None:
+    """The URL in its one form, if it is allowed."""
     try:
-        return normalise_base_url(value)[0] in allowed
+        url = None if value is None else normalise_base_url(value)[0]
     except SettingsError:
-        return False
+        return None
+    return url if url in allowed else None
 
 
 def _prefix_notice(asked: bool | None, settings: Settings, notices: list[str]) -> None:

@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 from backends.protocol.messages import Role
 from gateway.core.types import CacheMode
-from gateway.upstreams.engine_config import ROLES_OF_MODE
-from gateway.upstreams.engine_connection import EngineConnection
-from gateway.upstreams.fleet import Fleet
+from gateway.settings.layout import ROLES_OF_MODE
+from gateway.upstreams.fleet import Fleet, Taker
 from gateway.upstreams.supervisor import InstanceState
 
 TAKER_OF_MODE: dict[CacheMode, Role] = {CacheMode.MERGED: "merged", CacheMode.SPLIT: "decode"}
 OVER = (InstanceState.FAILED, InstanceState.STOPPED)
 
 
-def taker(fleet: Fleet, mode: CacheMode) -> EngineConnection | None:
-    """The way to whoever takes the requests of a mode; None while it can't be served."""
-    return fleet.connection(TAKER_OF_MODE[mode])
+def takers(fleet: Fleet, mode: CacheMode) -> list[Taker]:
+    """Whoever takes the requests of a mode; none while it can't be served."""
+    return fleet.takers(TAKER_OF_MODE[mode])
 
 
 def given_up(fleet: Fleet, mode: CacheMode) -> bool:
-    return any(fleet.report(role).state in OVER for role in ROLES_OF_MODE[mode])
+    """Whether of some role that the mode needs no instance will come back."""
+    return any(all(report.state in OVER for report in fleet.reports(role)) for role in ROLES_OF_MODE[mode])
 
 
 def why_not(fleet: Fleet, mode: CacheMode) -> str:
     """The state of each instance that the mode waits for: `decode is starting (...); prefill is failed (...)`."""
-    reports = [fleet.report(role) for role in ROLES_OF_MODE[mode]]
+    reports = [report for role in ROLES_OF_MODE[mode] for report in fleet.reports(role)]
     return "; ".join(
-        f"{report.role} is {report.state.value}" + (f" ({report.reason})" if report.reason else "")
+        f"{report.name} is {report.state.value}" + (f" ({report.reason})" if report.reason else "")
         for report in reports
         if report.state is not InstanceState.READY
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from gateway.core.types import CacheMode, CacheStrategy, ChatRequest, ModelCard, StreamEvent
 
@@ -26,7 +26,10 @@ class EventUpstream(Protocol):
         """
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-        """Started, then TextDelta*, then Finished; or a GatewayError, at any point."""
+        """Started, then TextDelta*, then Finished; or a GatewayError, at any point.
+
+        Started comes again, of another instance, if the first one failed before any output.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class RawRequest:
     body: bytes
     headers: Mapping[str, str]
     stream: bool
+    key_header: str = "Authorization"  # in which this API expects the target's key; else `x-api-key`
+    strategy: CacheStrategy | None = None  # for an upstream that lays out the cache itself
+    own_headers: Mapping[str, str] = field(default_factory=dict)  # of ours, never of a client: they steer the upstream
 
 
 class RawResponse(Protocol):
@@ -52,10 +58,38 @@ class RawResponse(Protocol):
         """Cancels the upstream's work if it is not finished."""
 
 
+@dataclass(slots=True)
+class Served:
+    """Which of an upstream's several servers answer, and where the time went. Filled in until the answer ends."""
+
+    instance: str = ""
+    instance_reason: str = ""
+    notices: tuple[str, ...] = ()
+    queue_seconds: float | None = None  # before any server was asked
+    prefill_seconds: float | None = None  # of the prefill server's whole answer
+    decode_first_seconds: float | None = None  # from asking the decode server to its first output
+
+    def leg_seconds(self) -> dict[str, float]:
+        """As far as they are known."""
+        found = {"prefill": self.prefill_seconds, "decode_first": self.decode_first_seconds}
+        return {leg: seconds for leg, seconds in found.items() if seconds is not None}
+
+
+@runtime_checkable
+class ServedResponse(Protocol):
+    """An answer of an upstream that consists of several servers."""
+
+    served: Served
+
+
 class PassThroughUpstream(Protocol):
-    """Speaks the client's own API over HTTP."""
+    """Speaks one or more client APIs over HTTP."""
 
     name: str
+
+    @property
+    def dialects(self) -> Sequence[str]:
+        """The names of those APIs."""
 
     async def models(self) -> Sequence[ModelCard]: ...
 

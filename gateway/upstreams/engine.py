@@ -8,54 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
-from backends.protocol.messages import (
-    Accepted,
-    CacheParams,
-    Done,
-    EngineStats,
-    Failed,
-    Generate,
-    TokenChunk,
-)
-from gateway.core.errors import (
-    ContextLengthExceeded,
-    GatewayError,
-    InternalError,
-    InvalidRequest,
-    KVPoolTooSmall,
-    ModeUnavailable,
-    Overloaded,
-    UpstreamGone,
-    UpstreamTimeout,
-)
-from gateway.core.types import (
-    CacheMode,
-    CacheStrategy,
-    ChatRequest,
-    ChoiceFinished,
-    Finished,
-    FinishReason,
-    ModelCard,
-    Started,
-    StreamEvent,
-    TextDelta,
-)
+from backends.protocol.messages import EngineStats
+from gateway.core.errors import InvalidRequest, ModeUnavailable, UpstreamGone
+from gateway.core.types import CacheMode, CacheStrategy, ChatRequest, ModelCard, StreamEvent
 from gateway.settings.schema import EngineSettings, Settings
-from gateway.upstreams.availability import TAKER_OF_MODE, given_up, kv_dtype_refusal, taker, why_not
-from gateway.upstreams.engine_config import (
-    instance_name,
-    instance_names,
-    instance_plans,
-    served_name,
-    variant_cost,
-    variant_plans,
-)
-from gateway.upstreams.engine_connection import Answer, EngineConnection
+from gateway.upstreams.attempts import Chooser, stream_from_any
+from gateway.upstreams.availability import TAKER_OF_MODE, given_up, kv_dtype_refusal, takers, why_not
+from gateway.upstreams.engine_config import instance_names, instance_plans, served_name, variant_cost, variant_plans
+from gateway.upstreams.engine_connection import EngineConnection
+from gateway.upstreams.engine_messages import ERROR_OF_CODE, RETRY_AFTER_SECONDS, events_of, generate_message
 from gateway.upstreams.engine_process import COMMAND
 from gateway.upstreams.fleet import Fleet
+from gateway.upstreams.pairs import PairReport
 from gateway.upstreams.supervisor import InstanceReport, Policy
 from gateway.upstreams.variant_machine import VariantKey, VariantPolicy
 from gateway.upstreams.variants import EngineVariants, VariantReport
@@ -63,24 +31,6 @@ from gateway.upstreams.variants import EngineVariants, VariantReport
 logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 1.5  # longest wait for figures (a scrape waits 2 s); an instance in a longer step has its last ones
-RETRY_AFTER_SECONDS = 1.0
-
-
-def _invalid(failed: Failed) -> GatewayError:
-    return InvalidRequest(failed.message, param=failed.param)
-
-
-ERROR_OF_CODE: dict[str, Callable[[Failed], GatewayError]] = {
-    "invalid_request": _invalid,
-    "context_length_exceeded": lambda failed: ContextLengthExceeded(failed.message, param=failed.param),
-    "kv_pool_too_small": lambda failed: KVPoolTooSmall(failed.message, param=failed.param),
-    "queue_full": lambda failed: Overloaded(failed.message, retry_after_seconds=RETRY_AFTER_SECONDS),
-    "timeout": lambda failed: UpstreamTimeout(failed.message),
-    "peer_lost": lambda failed: UpstreamGone(failed.message),
-    "transfer_failed": lambda failed: UpstreamGone(failed.message),
-    "draining": lambda failed: ModeUnavailable(failed.message, retry_after_seconds=RETRY_AFTER_SECONDS),
-    "internal": lambda failed: InternalError(failed.message),
-}
 
 
 class EngineUpstream:
@@ -95,6 +45,7 @@ class EngineUpstream:
         settings: Settings,
         engine: EngineSettings,
         *,
+        make_chooser: Callable[[], Chooser],
         policy: Policy | None = None,
         command: Sequence[str] = COMMAND,
         num_cores: int | None = None,
@@ -111,6 +62,8 @@ class EngineUpstream:
         )
         plans = instance_plans(settings, engine, num_cores=num_cores)
         self._fleet = Fleet(plans, policy=self._policy, command=command)
+        self._make_chooser = make_chooser
+        self._choosers: dict[VariantKey, Chooser] = {}  # one for each set of instances that are alike
         self._kv_dtypes: dict[CacheMode, str] = {}  # of the main engine, as last seen
         self._variants = EngineVariants(
             [VariantKey(mode, dtype) for mode in engine.modes for dtype in engine.kv_cache_variants],
@@ -146,14 +99,22 @@ class EngineUpstream:
         if infos:
             extra["template_takes_tools"] = any(info.template_takes_tools for info in infos)
             extra["default_sampling"] = infos[0].default_sampling
+            extra |= {"tool_format": infos[0].tool_format, "reasoning_format": infos[0].reasoning_format}
+            if infos[0].rope_scaling:
+                scaled = {"rope_scaling": infos[0].rope_scaling, "native_max_model_len": infos[0].native_max_model_len}
+                extra |= scaled
         return [ModelCard(self._served_name, self.name, max_model_len=length, modes=modes, extra=extra)]
 
     def modes(self) -> Sequence[CacheMode]:
-        return tuple(mode for mode in TAKER_OF_MODE if taker(self._fleet, mode) is not None)
+        return tuple(mode for mode in TAKER_OF_MODE if takers(self._fleet, mode))
 
     def ready_state(self) -> list[InstanceReport]:
         """Each instance as it is now. A decode side counts as starting until its prefill side is connected."""
         return self._fleet.reports()
+
+    def pair_state(self) -> list[PairReport]:
+        """Every prefill with every decode instance of the main engine; those of variants are in `variant_state`."""
+        return self._fleet.pairs()
 
     def variant_state(self) -> list[VariantReport]:
         """Each engine variant of the settings, also those that don't run."""
@@ -161,7 +122,7 @@ class EngineUpstream:
 
     def instance_names(self) -> Sequence[str]:
         """Names under which `stats` may ever have figures."""
-        return instance_names(self._engine)
+        return instance_names(self._settings, self._engine)
 
     async def wait_ready(self, *, modes: Sequence[CacheMode] | None = None) -> None:
         """Return when the modes (all that are configured) can be served; raise ModeUnavailable if one never will."""
@@ -195,40 +156,51 @@ class EngineUpstream:
 
     def _own_kv_dtype(self, mode: CacheMode) -> str | None:
         """Of the main engine. None before it was first ready, if the settings leave the choice to it."""
-        info = self._fleet.report(TAKER_OF_MODE[mode]).info
-        if info is not None:
-            self._kv_dtypes[mode] = info.kv_cache_dtype
+        for report in self._fleet.reports(TAKER_OF_MODE[mode]):
+            if report.info is not None:
+                self._kv_dtypes[mode] = report.info.kv_cache_dtype
         dtype = self._settings.kv_cache.kv_cache_dtype
         return self._kv_dtypes.get(mode) or (None if dtype == "auto" else dtype)
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-        async with self._connection(request.strategy) as connection:
-            channel = connection.open(generate_message(request))
-            try:
-                answer: Answer | None = None
-                while not isinstance(answer, Done):
-                    answer = await channel.next()
-                    for event in events_of(answer):
-                        yield event
-            finally:
-                channel.close()
+        """As the Protocol says; `Started` comes again if another instance takes over before the first output."""
+        mode = request.strategy.mode
+        async with self._serving(request.strategy) as (fleet, key):
+            if key not in self._choosers:
+                self._choosers[key] = self._make_chooser()
+            options = partial(takers, fleet, mode)
+            generate = generate_message(request)
+            async with aclosing(stream_from_any(options, self._choosers[key], request, generate, events_of)) as events:
+                async for event in events:
+                    yield event
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the rendered prompt, counted by whichever instance is there. Raises like `stream`."""
+        mode = request.strategy.mode
+        options = [taker for other in (mode, *TAKER_OF_MODE) for taker in takers(self._fleet, other)]
+        if not options:
+            raise self._unavailable(mode)
+        answer = await options[0].connection.count_tokens(request.prompt)
+        if answer.failed is not None:
+            raise ERROR_OF_CODE[answer.failed.code](answer.failed)
+        return answer.prompt_tokens
 
     @asynccontextmanager
-    async def _connection(self, strategy: CacheStrategy) -> AsyncIterator[EngineConnection]:
-        """The way to who serves this strategy; a variant is kept running while it is used."""
+    async def _serving(self, strategy: CacheStrategy) -> AsyncIterator[tuple[Fleet, VariantKey]]:
+        """Instances that serve this strategy, at least one of them up; a variant is kept running while it is used."""
         mode = strategy.mode
         variant = self.variant_of(strategy)
         if variant is None:
-            if mode not in self._engine.modes or (connection := taker(self._fleet, mode)) is None:
+            if mode not in self._engine.modes or not takers(self._fleet, mode):
                 raise self._unavailable(mode)
-            yield connection
+            yield self._fleet, VariantKey(mode, "")
             return
         key = VariantKey(mode, variant)
         async with self._variants.lease(key) as fleet:
-            if (connection := taker(fleet, mode)) is None:
+            if not takers(fleet, mode):
                 reason = f"Engine variant {key} can't be served now: {why_not(fleet, mode)}."
                 raise ModeUnavailable(reason, retry_after_seconds=RETRY_AFTER_SECONDS)
-            yield connection
+            yield fleet, key
 
     def _unavailable(self, mode: CacheMode) -> ModeUnavailable:
         if mode not in self._engine.modes:
@@ -244,7 +216,7 @@ class EngineUpstream:
     # -------------------------------------------------------------------------------------------------------- figures
 
     async def stats(self) -> dict[str, EngineStats]:
-        """Figures of every live instance by name: its role, or `role[dtype]` for one of a variant.
+        """Figures of every live instance by name: `decode`, `decode-1` of several, `decode-1[int8]` of a variant.
 
         One that is in a very long step gives its last ones, with their age in `stale_seconds`.
         """
@@ -261,45 +233,10 @@ class EngineUpstream:
 
     def _connections(self) -> dict[str, EngineConnection]:
         """Of every live instance, by name."""
-        found = {instance_name(role): link for role, link in self._fleet.connections().items()}
-        for key, fleet in self._variants.fleets().items():
-            found |= {instance_name(role, key.kv_cache_dtype): link for role, link in fleet.connections().items()}
+        found = self._fleet.connections()
+        for fleet in self._variants.fleets().values():
+            found |= fleet.connections()
         return found
-
-
-def generate_message(request: ChatRequest) -> Generate:
-    strategy = request.strategy
-    return Generate(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        sampling=request.sampling,
-        cache=CacheParams(
-            chunk_size=strategy.chunk_size,
-            kv_cache_dtype=strategy.kv_cache_dtype,
-            enable_prefix_cache=strategy.enable_prefix_cache,
-            cache_salt=strategy.cache_salt,
-            transfer_mode=strategy.transfer_mode,
-        ),
-        deadline_seconds=request.deadline_seconds,
-    )
-
-
-def events_of(answer: Answer) -> Sequence[StreamEvent]:
-    """The stream events that one message means. Raises what a failure means."""
-    match answer:
-        case Accepted():
-            return [Started(answer.prompt_tokens, answer.max_tokens, answer.notices)]
-        case TokenChunk():
-            delta = TextDelta(answer.text, len(answer.token_ids), answer.index, answer.logprobs)
-            if answer.finish_reason is None:
-                return [delta]
-            return [delta, ChoiceFinished(answer.index, FinishReason(answer.finish_reason), answer.stop_reason)]
-        case Done():
-            rest = [TextDelta(answer.text, 0, answer.index)] if answer.text else []
-            reason = FinishReason(answer.finish_reason)
-            return [*rest, Finished(reason, answer.usage, answer.timings, answer.stop_reason, answer.index)]
-        case Failed():
-            raise ERROR_OF_CODE[answer.code](answer)
 
 
 async def _ask_all(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from backends.protocol.messages import Role
 from gateway.core.types import CacheMode
+from gateway.settings.errors import SettingsError
+from gateway.settings.layout import OPTION_OF_ROLE, ROLES_OF_MODE, devices_of, enabled_roles
 from gateway.settings.schema import EngineSettings, Settings
-
-ROLES_OF_MODE: dict[CacheMode, tuple[Role, ...]] = {
-    CacheMode.MERGED: ("merged",),
-    CacheMode.SPLIT: ("decode", "prefill"),
-}
-CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+from gateway.upstreams.cores import Share, available_cores, bindable_cores, divide
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +23,94 @@ class InstancePlan:
     config: dict[str, Any]
 
 
-def instance_plans(settings: Settings, engine: EngineSettings, *, num_cores: int | None = None) -> list[InstancePlan]:
-    """The instances that the enabled modes need. Merged first: it is ready first."""
-    cores = num_cores or available_cores()
-    roles = [role for mode in CacheMode if mode in engine.modes for role in ROLES_OF_MODE[mode]]
-    return [InstancePlan(role, role, engine_config(settings, engine, role, num_cores=cores)) for role in roles]
+def instance_plans(
+    settings: Settings, engine: EngineSettings, *, num_cores: int | None = None, cpus: Sequence[int] | None = None
+) -> list[InstancePlan]:
+    """The instances that the enabled modes need. Merged first: it is ready first.
+
+    `cpus` are the cores to bind to; by default all of this machine's that may be bound to, if `num_cores` is not set.
+    Raises SettingsError if a mode would have more instances than cores.
+    """
+    return [
+        plan
+        for mode in CacheMode
+        if mode in engine.modes
+        for plan in _plans_of_mode(settings, engine, mode, None, num_cores=num_cores, cpus=cpus)
+    ]
 
 
 def variant_plans(
     settings: Settings, engine: EngineSettings, mode: CacheMode, kv_cache_dtype: str, *, num_cores: int | None = None
 ) -> list[InstancePlan]:
     """The instances of one engine variant: as the main engine's of this mode, but for the dtype of the KV cache."""
-    cores = num_cores or available_cores()
+    return _plans_of_mode(settings, engine, mode, kv_cache_dtype, num_cores=num_cores, cpus=None)
+
+
+def _plans_of_mode(
+    settings: Settings,
+    engine: EngineSettings,
+    mode: CacheMode,
+    variant: str | None,
+    *,
+    num_cores: int | None,
+    cpus: Sequence[int] | None,
+) -> list[InstancePlan]:
+    if num_cores is None:
+        num_cores = available_cores()
+        cpus = bindable_cores(num_cores) if cpus is None else cpus
+    roles = [(role, index) for role in ROLES_OF_MODE[mode] for index in range(len(devices_of(settings, role)))]
     plans = []
-    for role in ROLES_OF_MODE[mode]:
-        config = engine_config(settings, engine, role, num_cores=cores) | {"kv_cache_dtype": kv_cache_dtype}
-        plans.append(InstancePlan(role, instance_name(role, kv_cache_dtype), config))
+    for (role, index), share in zip(roles, _shares(settings, engine, mode, num_cores, cpus), strict=True):
+        config = engine_config(settings, engine, role, index=index, share=share)
+        name = instance_name(settings, role, index, variant)
+        dtype = {} if variant is None else {"kv_cache_dtype": variant}
+        plans.append(InstancePlan(role, name, {**config, "name": name, **dtype}))
     return plans
 
 
-def instance_name(role: Role, kv_cache_dtype: str | None = None) -> str:
-    """`prefill`, or `prefill[int8]` for an instance of a variant."""
-    return role if kv_cache_dtype is None else f"{role}[{kv_cache_dtype}]"
+def _shares(
+    settings: Settings, engine: EngineSettings, mode: CacheMode, num_cores: int, cpus: Sequence[int] | None
+) -> list[Share]:
+    """Of the instances of a mode, in the order of their plans: the cores are divided between all of them.
+
+    The two modes do not share: each has all cores while the other is idle, and they compete when both are at work.
+    """
+    threads = {"merged": engine.merged_threads, "prefill": engine.prefill_threads, "decode": engine.decode_threads}
+    counts = {role: len(devices_of(settings, role)) for role in ROLES_OF_MODE[mode]}
+    by_user = [role for role in counts if threads[role] is not None]
+    _check_cores(engine, {role: count for role, count in counts.items() if role not in by_user}, num_cores)
+    divided = divide(num_cores, sum(counts.values()), None if by_user else cpus)
+    roles = [role for role, count in counts.items() for _ in range(count)]
+    return [Share(threads[role] or share.num_threads, share.cpus) for role, share in zip(roles, divided, strict=True)]
 
 
-def instance_names(engine: EngineSettings) -> tuple[str, ...]:
+def _check_cores(engine: EngineSettings, counts: dict[Role, int], num_cores: int) -> None:
+    """One instance of each role runs anywhere, even where the two sides of split have to share one core."""
+    several = {role: count for role, count in counts.items() if count > 1}
+    if engine.device == "cuda" or not several or sum(counts.values()) <= num_cores:
+        return
+    options = " and ".join(f"cache_layout.{OPTION_OF_ROLE[role]}" for role in several)
+    wanted = ", ".join(f"{count} {role}" for role, count in counts.items())
+    raise SettingsError(
+        f"{options}: {wanted} instances need a core each, and this process may use {num_cores}. Name fewer devices; "
+        "an empty list is one instance"
+    )
+
+
+def instance_name(settings: Settings, role: Role, index: int, kv_cache_dtype: str | None = None) -> str:
+    """`prefill`, `prefill-1` where there are several, `prefill-1[int8]` for an instance of a variant."""
+    name = role if len(devices_of(settings, role)) == 1 else f"{role}-{index}"
+    return name if kv_cache_dtype is None else f"{name}[{kv_cache_dtype}]"
+
+
+def instance_names(settings: Settings, engine: EngineSettings) -> tuple[str, ...]:
     """Of every instance that may ever run: the closed set of metric labels."""
-    roles = [role for mode in CacheMode if mode in engine.modes for role in ROLES_OF_MODE[mode]]
-    return tuple(instance_name(role, dtype) for dtype in (None, *engine.kv_cache_variants) for role in roles)
+    return tuple(
+        instance_name(settings, role, index, dtype)
+        for dtype in (None, *engine.kv_cache_variants)
+        for role in enabled_roles(engine)
+        for index in range(len(devices_of(settings, role)))
+    )
 
 
 def variant_cost(settings: Settings, engine: EngineSettings) -> str:
@@ -69,12 +123,14 @@ def variant_cost(settings: Settings, engine: EngineSettings) -> str:
     else:
         pool = "1 GiB on a CPU, or what a CUDA device still has to give"
     return (
-        f"each of its processes has its own copy of the weights and a KV pool of {pool}; their memory comes back when "
-        f"no request has asked for it for {engine.variant_idle_seconds:g} s"
+        f"each of its processes has a KV pool of {pool}, and its own copy of the weights if there is no packed file to "
+        f"share; their memory comes back when no request has asked for it for {engine.variant_idle_seconds:g} s"
     )
 
 
-def engine_config(settings: Settings, engine: EngineSettings, role: Role, *, num_cores: int) -> dict[str, Any]:
+def engine_config(
+    settings: Settings, engine: EngineSettings, role: Role, *, index: int, share: Share
+) -> dict[str, Any]:
     """The keys of `backends.config.EngineConfig`; values that are None are left to its defaults."""
     cache, scheduler, transfer = settings.kv_cache, settings.scheduler, settings.transfer
     max_num_seqs = {
@@ -86,7 +142,7 @@ def engine_config(settings: Settings, engine: EngineSettings, role: Role, *, num
         "role": role,
         "model": engine.model,
         "served_name": served_name(engine),
-        "device": _device(settings, engine, role),
+        "device": _device(settings, engine, role, index),
         "dtype": engine.dtype,
         "weight_dtype": engine.weight_dtype,
         "kv_cache_dtype": cache.kv_cache_dtype,
@@ -105,8 +161,11 @@ def engine_config(settings: Settings, engine: EngineSettings, role: Role, *, num
         "enable_prefix_cache": scheduler.enable_prefix_cache,
         "transfer_mode": transfer.kv_transfer_mode,
         "max_transfer_concurrency": transfer.max_transfer_concurrency,
+        "transfer_backend": transfer.backend,
+        "lease_seconds": transfer.lease_seconds,
         "handoff_timeout_seconds": transfer.handoff_timeout_seconds,
-        "num_threads": _num_threads(engine, role, num_cores),
+        "num_threads": share.num_threads,
+        "cpus": share.cpus,
     }
     return {name: value for name, value in config.items() if value is not None}
 
@@ -119,34 +178,7 @@ def served_name(engine: EngineSettings) -> str:
     return name.removesuffix(".gguf") or engine.model
 
 
-def available_cores() -> int:
-    """Cores that this process may use, by affinity and by the container's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = CGROUP_CPU_MAX.read_text().split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
-        return cores
-
-
-def _device(settings: Settings, engine: EngineSettings, role: Role) -> str:
-    layout = settings.cache_layout
-    devices: dict[Role, Sequence[int]] = {
-        "merged": layout.merged_gpus,
-        "prefill": layout.prefill_gpus,
-        "decode": layout.decode_gpus,
-    }
+def _device(settings: Settings, engine: EngineSettings, role: Role, index: int) -> str:
     if engine.device not in ("auto", "cuda"):
         return engine.device
-    return f"{engine.device}:{devices[role][0] if devices[role] else 0}"
-
-
-def _num_threads(engine: EngineSettings, role: Role, num_cores: int) -> int:
-    """Merged has all cores; prefill and decode work at the same time, and share them."""
-    match role:
-        case "merged":
-            return engine.merged_threads or num_cores
-        case "prefill":
-            return engine.prefill_threads or max(1, num_cores // 2)
-        case "decode":
-            return engine.decode_threads or max(1, num_cores - num_cores // 2)
+    return f"{engine.device}:{devices_of(settings, role)[index]}"

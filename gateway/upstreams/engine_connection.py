@@ -12,6 +12,8 @@ from backends.protocol.link import FrameLink
 from backends.protocol.messages import (
     Abort,
     Accepted,
+    Alive,
+    CountTokens,
     Done,
     Drain,
     EngineStats,
@@ -20,18 +22,22 @@ from backends.protocol.messages import (
     Generate,
     GetStats,
     PeerState,
+    Ping,
+    Prompt,
     Ready,
     ResetPeaks,
     StartFailed,
     StatsReport,
     ToEngine,
     TokenChunk,
+    TokenCount,
 )
 from gateway.core.errors import UpstreamGone
 
 logger = logging.getLogger(__name__)
 
 Answer = Accepted | TokenChunk | Done | Failed
+Report = StatsReport | TokenCount | Alive
 LifeSign = Ready | StartFailed | PeerState
 
 
@@ -71,7 +77,7 @@ class EngineConnection:
         self._link = link
         self._name = name
         self._channels: dict[str, RequestChannel] = {}
-        self._questions: dict[int, asyncio.Future[EngineStats]] = {}
+        self._questions: dict[int, asyncio.Future[Report]] = {}
         self._numbers = itertools.count(1)
         self._last_stats: tuple[float, EngineStats] | None = None
 
@@ -95,11 +101,23 @@ class EngineConnection:
 
     async def stats(self) -> EngineStats:
         number = next(self._numbers)
-        return await self._ask(number, GetStats(number=number))
+        return _stats(await self._ask(number, GetStats(number=number)))
+
+    async def ping(self) -> None:
+        """Return once the engine thread is seen to move: it may be in a long step, but it isn't stuck."""
+        number = next(self._numbers)
+        await self._ask(number, Ping(number=number))
 
     async def reset_peaks(self, *, clear_prefix_cache: bool) -> EngineStats:
         number = next(self._numbers)
-        return await self._ask(number, ResetPeaks(number=number, clear_prefix_cache=clear_prefix_cache))
+        return _stats(await self._ask(number, ResetPeaks(number=number, clear_prefix_cache=clear_prefix_cache)))
+
+    async def count_tokens(self, prompt: Prompt) -> TokenCount:
+        """How long the prompt is, or why it can't be encoded."""
+        number = next(self._numbers)
+        answer = await self._ask(number, CountTokens(number=number, prompt=prompt))
+        assert isinstance(answer, TokenCount)
+        return answer
 
     def drain(self) -> None:
         self._link.send(Drain())
@@ -107,14 +125,14 @@ class EngineConnection:
     def close(self) -> None:
         self._link.close()
 
-    def take(self, answer: Answer | StatsReport) -> None:
+    def take(self, answer: Answer | Report) -> None:
         """Answers to what nobody waits for any more are dropped."""
         if isinstance(answer, StatsReport):
-            stats = next(iter(answer.stats.values()))
-            self._last_stats = (asyncio.get_running_loop().time(), stats)
+            self._last_stats = (asyncio.get_running_loop().time(), _stats(answer))
+        if isinstance(answer, Report):
             question = self._questions.pop(answer.number, None)
             if question is not None and not question.done():
-                question.set_result(stats)
+                question.set_result(answer)
             return
         channel = self._channels.get(answer.request_id)
         if channel is not None:
@@ -131,10 +149,10 @@ class EngineConnection:
             if not question.done():
                 question.set_exception(self._gone(reason))
 
-    async def _ask(self, number: int, message: ToEngine) -> EngineStats:
+    async def _ask(self, number: int, message: ToEngine) -> Report:
         if not self._link.is_open:
             raise self._gone("its connection ended")
-        question: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        question: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._questions[number] = question
         self._link.send(message)
         try:
@@ -144,3 +162,8 @@ class EngineConnection:
 
     def _gone(self, reason: str) -> UpstreamGone:
         return UpstreamGone(f"The {self._name} engine process is gone: {reason}. It is being restarted; try again.")
+
+
+def _stats(answer: Report) -> EngineStats:
+    assert isinstance(answer, StatsReport), "an engine answers what it was asked"
+    return next(iter(answer.stats.values()))

@@ -18,7 +18,6 @@ from backends.protocol.messages import FromEngine
 logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "backends")
-PEER_TAG = b"peer\n"  # as in backends.server.control
 STDERR = 2
 
 
@@ -57,10 +56,10 @@ class EngineProcess:
         self._control.close()
         exited(exit_reason(code))
 
-    def send_peer(self, sock: socket.socket) -> None:
-        """Give the process its end of a connection to its peer. It may be dead already; then nothing happens."""
+    def send_peer(self, sock: socket.socket, name: str) -> None:
+        """Give the process its end of a connection to the peer of this name. To a dead one nothing happens."""
         with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [PEER_TAG], [sock.fileno()])
+            socket.send_fds(self._control, [name.encode()], [sock.fileno()])
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from math import isfinite
 
 HOP_HEADER = "X-Kvgate-Hop"  # ids of the gateways that a request has been through
 MAX_HOPS = 4
@@ -19,7 +22,7 @@ _TO_CLIENT = {
     "content-encoding": "Content-Encoding",
 }
 _TO_CLIENT_PREFIXES = ("x-ratelimit-", "openai-", "anthropic-")
-_CREDENTIALS = ("authorization", "x-api-key", "api-key")
+_CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
 
 def to_upstream(client: Mapping[str, str]) -> dict[str, str]:
@@ -48,6 +51,25 @@ def to_client(upstream: Iterable[tuple[str, str]]) -> dict[str, str]:
         if shown is not None:
             kept[shown] = value
     return kept
+
+
+def retry_after_seconds(headers: Mapping[str, str], now: float) -> float | None:
+    """How long to stay away, by Retry-After-Ms or Retry-After: a number of seconds, or a date. None = not said.
+
+    `now` is in seconds since the epoch.
+    """
+    for name, unit in (("Retry-After-Ms", 1e-3), ("Retry-After", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        if isfinite(seconds):
+            return max(0.0, seconds)
+    try:
+        at = parsedate_to_datetime(headers.get("Retry-After", ""))
+    except ValueError:
+        return None
+    return max(0.0, at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now)
 
 
 def hops(client: Mapping[str, str]) -> list[str]:

@@ -25,6 +25,7 @@ from gateway.upstreams.supervisor import (
     Effect,
     Event,
     Exited,
+    Hung,
     InstanceMachine,
     InstanceReport,
     InstanceState,
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineInstance:
-    """A role of the bundled engine, in whichever process it lives at the moment.
+    """One named instance of a role, in whichever process it lives at the moment.
 
     `changed` is called after every change of state, `peer_state` with what a decode side says of its connection.
     """
@@ -58,7 +59,7 @@ class EngineInstance:
         peer_state: Callable[[PeerState], None],
     ) -> None:
         self.role: Role = role
-        self._name = name
+        self.name = name
         self._config = config
         self._command = command
         self._changed = changed
@@ -93,11 +94,16 @@ class EngineInstance:
             pid=self._process.pid if self._process else None,
             num_restarts=self._machine.num_restarts,
             info=self._machine.info,
+            name=self.name,
         )
 
     def start(self) -> None:
-        self._actor = asyncio.get_running_loop().create_task(self._act(), name=f"{self._name} instance")
+        self._actor = asyncio.get_running_loop().create_task(self._act(), name=f"{self.name} instance")
         self._events.put_nowait(Start())
+
+    def hung(self, reason: str) -> None:
+        """Kill the process at once, whatever it is doing, and start another."""
+        self._events.put_nowait(Hung(reason))
 
     def stop_soon(self, reason: str = SHUTTING_DOWN) -> None:
         """`stop` will follow; if the process ends before, that is no failure."""
@@ -118,6 +124,8 @@ class EngineInstance:
             case Ready(protocol_version=version) if version != PROTOCOL_VERSION:
                 reason = f"it speaks protocol version {version}, the gateway {PROTOCOL_VERSION}"
                 self._events.put_nowait(CouldNotStart(reason))
+            case Ready(info=info) if info.role != self.role:
+                self._events.put_nowait(CouldNotStart(f"it came up as {info.role}, and was started as {self.role}"))
             case Ready(info=info):
                 self._events.put_nowait(CameUp(info))
             case StartFailed(message=reason):
@@ -184,16 +192,16 @@ class EngineInstance:
             self._process = await spawn_engine(self._command, self._config, self)
         except Exception as error:  # whatever it is, the instance must not stay "starting" for ever
             if not isinstance(error, OSError):
-                logger.exception("%s engine: starting it failed", self._name)
+                logger.exception("%s engine: starting it failed", self.name)
             self._events.put_nowait(CouldNotStart(f"no process could be started: {error}", has_process=False))
             return
-        self._connection = EngineConnection(self._process.link, self._name)
+        self._connection = EngineConnection(self._process.link, self.name)
 
     async def _ask(self) -> None:
         if self._connection is None:
             return
         try:
-            await self._connection.stats()
+            await self._connection.ping()
         except UpstreamGone:
             return
         self._events.put_nowait(ProbeAnswered())
@@ -204,4 +212,4 @@ class EngineInstance:
             return
         level = logging.WARNING if state in (InstanceState.RESTARTING, InstanceState.FAILED) else logging.INFO
         reason = f": {self._machine.reason}" if self._machine.reason else ""
-        logger.log(level, "%s engine: %s -> %s%s", self._name, before, state, reason)
+        logger.log(level, "%s engine: %s -> %s%s", self.name, before, state, reason)

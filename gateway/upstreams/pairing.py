@@ -1,4 +1,4 @@
-"""When to connect the prefill side with the decode side. Pure; the sockets are `fleet`'s."""
+"""When to connect one prefill instance with one decode instance. Pure; the sockets are `pairs`'."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ WAITING_FOR_BOTH = "waiting for both sides of the split engine"
 
 
 class Pairing:
-    """Whether the two sides are connected, and when to try again. `deadline` is when it wants to be asked."""
+    """Whether the two sides are connected, and when to try again. `deadline` is when it wants to be asked.
+
+    `engaged` holds from the moment at which these two processes were given a connection until its end is reported.
+    """
 
     def __init__(self) -> None:
         self.connected = False
+        self.engaged = False
         self.reason = WAITING_FOR_BOTH
         self.deadline: float | None = None
         self._sides: tuple[int, int] | None = None
@@ -23,13 +27,13 @@ class Pairing:
             return
         self._sides = pids
         self._num_failures = 0
-        self.connected = False
+        self.connected = self.engaged = False
         self.reason = WAITING_FOR_BOTH if pids is None else "the two sides are being connected"
         self.deadline = None if pids is None else now
 
     def reported(self, connected: bool, reason: str, now: float) -> None:
         """What the decode side says of its connection."""
-        self.connected = connected and self._sides is not None
+        self.connected = self.engaged = connected and self._sides is not None
         self.deadline = None
         if self.connected:
             self.reason = ""
@@ -46,4 +50,5 @@ class Pairing:
         if self.deadline is None or now < self.deadline:
             return False
         self.deadline = None
+        self.engaged = True
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.protocol.messages import Timings, Usage
 from gateway.core.errors import GatewayError, ModeUnavailable
@@ -53,13 +54,18 @@ class ScriptedUpstream:
     model: str = "scripted"
     max_model_len: int | None = 8192
     served_modes: tuple[CacheMode, ...] = (CacheMode.MERGED, CacheMode.SPLIT)
+    extra: dict[str, Any] = field(default_factory=dict)  # of its model card
     variants: tuple[str, ...] = ()  # KV dtypes served as such; any other is served too
     requests: list[ChatRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
 
     def models(self) -> Sequence[ModelCard]:
-        return [ModelCard(self.model, self.name, max_model_len=self.max_model_len, modes=self.served_modes)]
+        return [
+            ModelCard(
+                self.model, self.name, max_model_len=self.max_model_len, modes=self.served_modes, extra=self.extra
+            )
+        ]
 
     def modes(self) -> Sequence[CacheMode]:
         return self.served_modes

@@ -48,6 +48,7 @@ class InstanceReport:
     pid: int | None
     num_restarts: int
     info: EngineInfo | None
+    name: str = ""  # of the instance; its role, where it is the only one of it
 
 
 # ------------------------------------------------------------------------------------------------------------ events
@@ -87,6 +88,13 @@ class ProbeAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """Others say that it no longer answers: it must end now, since it may hold or write what is theirs."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Finish what runs within `seconds`, then end whatever happens."""
 
@@ -106,7 +114,7 @@ class Tick:
     """`deadline` may have come."""
 
 
-Event = Start | CameUp | CouldNotStart | LinkLost | Exited | ProbeAnswered | Stop | StopSoon | Tick
+Event = Start | CameUp | CouldNotStart | LinkLost | Exited | ProbeAnswered | Hung | Stop | StopSoon | Tick
 
 
 class Effect(StrEnum):
@@ -150,10 +158,10 @@ class InstanceMachine:
                 self._exited(reason, now)
             case ProbeAnswered():
                 self._probe_answered(now)
-            case Stop(seconds=seconds, reason=reason):
-                effects = self._stop(seconds, reason, now)
-            case StopSoon(reason=reason):
-                self._stop_reason = reason
+            case Hung(reason=reason):
+                effects = self._hung(reason)
+            case Stop() | StopSoon():
+                effects = self._told_to_stop(event, now)
             case Tick():
                 effects = self._tick(now) if self.deadline is not None and now >= self.deadline else []
         return effects
@@ -183,6 +191,14 @@ class InstanceMachine:
             self.deadline = now + self._policy.probe_interval_seconds
 
     # ------------------------------------------------------------------------------------------------------------ end
+
+    def _hung(self, reason: str) -> list[Effect]:
+        """A process that drains is killed as well: it holds up what waits for it."""
+        if self.state is InstanceState.READY:
+            self.state = InstanceState.DRAINING if self._stop_reason else InstanceState.RESTARTING
+            self.info = None
+            return self._kill(reason)
+        return [Effect.KILL] if self.state is InstanceState.DRAINING else []
 
     def _could_not_start(self, event: CouldNotStart, now: float) -> None:
         self._why = self.reason = event.reason
@@ -222,6 +238,12 @@ class InstanceMachine:
     def _forget_old_restarts(self, now: float) -> None:
         while self._restarts and self._restarts[0] <= now - self._policy.restart_window_seconds:
             self._restarts.popleft()
+
+    def _told_to_stop(self, event: Stop | StopSoon, now: float) -> list[Effect]:
+        if isinstance(event, Stop):
+            return self._stop(event.seconds, event.reason, now)
+        self._stop_reason = event.reason
+        return []
 
     def _stop(self, seconds: float, reason: str, now: float) -> list[Effect]:
         before = self.state

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from gateway.core.errors import GatewayError, ModeUnavailable, Overloaded
 from gateway.core.types import CacheMode
-from gateway.upstreams.availability import given_up, taker, why_not
-from gateway.upstreams.engine_config import instance_name
+from gateway.upstreams.availability import given_up, takers, why_not
 from gateway.upstreams.fleet import Fleet
+from gateway.upstreams.pairs import PairReport
 from gateway.upstreams.variant_machine import (
     Ask,
     Broke,
@@ -62,6 +62,7 @@ class VariantReport:
     num_waiting: int
     kv_pool_bytes: int
     instances: tuple[VariantInstance, ...]
+    pairs: tuple[PairReport, ...] = ()
 
 
 class EngineVariants:
@@ -139,7 +140,8 @@ class EngineVariants:
             num_requests=snapshot.num_requests,
             num_waiting=snapshot.num_waiting,
             kv_pool_bytes=kv_pool_bytes(fleet) if fleet is not None else 0,
-            instances=instances_of(fleet, key) if fleet is not None else (),
+            instances=instances_of(fleet) if fleet is not None else (),
+            pairs=tuple(fleet.pairs()) if fleet is not None else (),
         )
 
     # -------------------------------------------------------------------------------------------- events and effects
@@ -178,8 +180,8 @@ class EngineVariants:
         """Tell the machine when it is up, and when it is given up. Restarts in between are the fleet's."""
         started_at = asyncio.get_running_loop().time()
         await fleet.start()
-        await fleet.wait_until(lambda: taker(fleet, key.mode) is not None or given_up(fleet, key.mode))
-        if taker(fleet, key.mode) is not None:
+        await fleet.wait_until(lambda: bool(takers(fleet, key.mode)) or given_up(fleet, key.mode))
+        if takers(fleet, key.mode):
             seconds = asyncio.get_running_loop().time() - started_at
             mebibytes = kv_pool_bytes(fleet) / 2**20
             logger.info("engine variant %s: ready after %.1f s; KV pool %.1f MiB", key, seconds, mebibytes)
@@ -215,10 +217,10 @@ def error_of(refusal: Refuse, key: VariantKey) -> GatewayError:
     )
 
 
-def instances_of(fleet: Fleet, key: VariantKey) -> tuple[VariantInstance, ...]:
+def instances_of(fleet: Fleet) -> tuple[VariantInstance, ...]:
     return tuple(
         VariantInstance(
-            name=instance_name(report.role, key.kv_cache_dtype),
+            name=report.name,
             state=report.state.value,
             reason=report.reason,
             pid=report.pid,

@@ -1,37 +1,37 @@
-"""Handlers besides the chat APIs: liveness, readiness, models, metrics, records, the engines' figures."""
+"""Handlers besides the chat APIs: liveness, readiness, metrics, records, the engines' figures."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from aiohttp import web
 
 from backends.protocol.messages import EngineStats
-from gateway.core.errors import GatewayError, InvalidRequest, ModelNotFound, NotFound
-from gateway.core.types import ModelCard
+from gateway.core.errors import GatewayError, InvalidRequest, NotFound
 from gateway.service import Body
+from gateway.settings.layout import kinds
 from gateway.web.body import read_body
 from gateway.web.keys import (
     CLIENT_KEY,
     ENGINE,
+    GENERATION,
     METRICS,
-    NOTICES,
     RECORDS,
+    RELOADER,
     ROLES,
-    SERVICE,
-    SETTINGS,
-    STARTED_AT,
-    TARGETS,
     EngineControl,
     VariantControl,
 )
+from gateway.web.pairs import pair_figures, pair_states, set_pair_metrics
 from gateway.web.paths import Place
 
 _STATS_SECONDS = 2.0
+_NUM_RECORDS = 20  # in a list of them, unless more are asked for
+_MAX_DIGITS = 9
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
@@ -48,19 +48,25 @@ def _version() -> str:
 _VERSION = _version()  # read once: a probe must not need a file, least of all when no more can be opened
 
 
-async def health(_request: web.Request, _place: Place) -> web.Response:
-    return _json({"status": "ok", "name": "kvgate", "version": _VERSION})
+async def health(request: web.Request, _place: Place) -> web.Response:
+    settings = request[GENERATION].settings
+    layout = {"default_mode": settings.cache_layout.mode, "modes": kinds(settings)}
+    return _json({"status": "ok", "name": "kvgate", "version": _VERSION, **layout})
 
 
 async def ready(request: web.Request, _place: Place) -> web.Response:
     """Whether requests that choose nothing are served, and the state of everything that serves."""
-    app = request.app
-    mode = app[SETTINGS].cache_layout.mode
+    app, generation = request.app, request[GENERATION]
+    mode = generation.settings.cache_layout.mode
     engine = app.get(ENGINE)
+    health = generation.service.target_health()
     targets: dict[str, dict[str, Any]] = {
-        name: {"kind": "openai", "reachable": target.reachable} for name, target in app[TARGETS].items()
+        name: {"kind": target.kind, "reachable": target.reachable, **health[name]}
+        for name, target in generation.targets.items()
     }
-    state: dict[str, Any] = {"targets": targets, "default_mode": mode, "notices": app[NOTICES], "version": _VERSION}
+    targets |= pair_states(app)
+    state: dict[str, Any] = {"targets": targets, "default_mode": mode, "modes": kinds(generation.settings)}
+    state |= {"notices": generation.notices, "version": _VERSION, "settings": _reload_state(app)}
     is_ready = engine is None and bool(targets)
     if engine is not None:
         is_ready = mode in engine.modes()
@@ -68,15 +74,46 @@ async def ready(request: web.Request, _place: Place) -> web.Response:
             "kind": "engine",
             "modes": list(engine.modes()),
             "instances": _instances(engine),
+            "pairs": _pairs(engine),
             "variants": _variants(engine),
         }
     return _json({"ready": is_ready, **state}, 200 if is_ready else 503)
+
+
+def _reload_state(app: web.Application) -> Any:
+    """Which settings are in force, and why the newest ones aren't, if they aren't."""
+    return msgspec.to_builtins(app[RELOADER].state) if RELOADER in app else None
 
 
 def _instances(engine: object) -> Any:
     """The state of each instance as plain values, without paths of this machine."""
     state = engine.ready_state() if isinstance(engine, EngineControl) else []
     return _without(msgspec.to_builtins(state), "model_path")
+
+
+@runtime_checkable
+class PairControl(Protocol):
+    """What can be asked of an engine whose prefill and decode instances are connected with one another."""
+
+    def pair_state(self) -> Sequence[PairReport]: ...
+
+
+class PairReport(Protocol):
+    """One prefill with one decode instance, and whether they are connected."""
+
+    @property
+    def prefill(self) -> str: ...
+
+    @property
+    def decode(self) -> str: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+
+def _pairs(engine: object) -> Any:
+    """Who of the split engine is connected with whom."""
+    return msgspec.to_builtins(engine.pair_state()) if isinstance(engine, PairControl) else []
 
 
 def _variants(engine: object) -> Any:
@@ -94,8 +131,13 @@ async def metrics(request: web.Request, _place: Place) -> web.Response:
     app = request.app
     if ENGINE in app and isinstance(app[ENGINE], EngineControl):
         engine = app[ENGINE]
-        names = engine.instance_names() if isinstance(engine, VariantControl) else ()
-        app[METRICS].set_engines(await _stats(app), tuple(dict.fromkeys([*ROLES, *names])))
+        names = engine.instance_names() if isinstance(engine, VariantControl) else ROLES
+        app[METRICS].set_engines(await _stats(app), names)
+        if isinstance(engine, PairControl):
+            pairs = engine.pair_state()
+            app[METRICS].set_pairs({(pair.prefill, pair.decode): pair.connected for pair in pairs})
+    app[METRICS].set_targets(request[GENERATION].service.target_figures())
+    await set_pair_metrics(app)
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=app[METRICS].render(), headers=headers)
 
@@ -114,9 +156,10 @@ async def _stats(app: web.Application) -> Mapping[str, EngineStats]:
 
 async def engines(request: web.Request, _place: Place) -> web.Response:
     stats = await _stats(request.app)
-    figures = {role: _plain(entry) for role, entry in stats.items()}
+    figures = {name: _plain(entry) for name, entry in stats.items()}
     engine = request.app.get(ENGINE)
-    return _json({"engines": figures, "instances": _instances(engine), "variants": _variants(engine)})
+    state = {"instances": _instances(engine), "pairs": _pairs(engine), "variants": _variants(engine)}
+    return _json({"engines": figures, **state, "upstreams": await pair_figures(request.app)})
 
 
 def _plain(stats: EngineStats) -> dict[str, Any]:
@@ -136,45 +179,24 @@ async def reset_peaks(request: web.Request, _place: Place) -> web.Response:
     return _json({"reset": True, "clear_prefix_cache": bool(clear)})
 
 
+async def records(request: web.Request, _place: Place) -> web.Response:
+    """The last finished requests, newest first; a key sees its own."""
+    most = max(1, request[GENERATION].settings.limits.max_records)
+    limit = _whole_number(request.query.get("limit", str(min(_NUM_RECORDS, most))))
+    if limit is None or not 1 <= limit <= most:
+        raise InvalidRequest(f"`limit` must be a whole number from 1 to {most}.", param="limit")
+    key = request.get(CLIENT_KEY)
+    found = request.app[RECORDS].newest(most)
+    mine = [entry for entry in found if key is None or entry.key_name == key.name]
+    return _json({"requests": mine[:limit]})
+
+
+def _whole_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+
+
 async def record(request: web.Request, place: Place) -> web.Response:
     found, key = request.app[RECORDS].get(place.tail), request.get(CLIENT_KEY)
     if found is None or (key is not None and found.key_name != key.name):
         raise NotFound("No finished request has this id, or it is too long ago.")
     return _json(found)
-
-
-async def models(request: web.Request, _place: Place) -> web.Response:
-    """OpenAI's list; `models` is there for a client that insists on it."""
-    return _json({"object": "list", "data": await _entries(request), "models": []})
-
-
-async def model(request: web.Request, place: Place) -> web.Response:
-    entries = await _entries(request)
-    for entry in entries:
-        if entry["id"] == place.tail:
-            return _json(entry)
-    raise ModelNotFound(place.tail[:200], [entry["id"] for entry in entries])
-
-
-async def _entries(request: web.Request) -> list[dict[str, Any]]:
-    created = request.app[STARTED_AT]
-    entries: list[dict[str, Any]] = []
-    for card in await request.app[SERVICE].models():
-        entries.append(_entry(card, card.id, card.modes, created))
-        if len(card.modes) > 1:
-            entries += [_entry(card, f"{card.id}:{mode}", (mode,), created) for mode in card.modes]
-    return entries
-
-
-def _entry(card: ModelCard, model_id: str, modes: Any, created: int) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        **card.extra,
-        "id": model_id,
-        "object": "model",
-        "created": card.created or created,
-        "owned_by": card.owned_by,
-        "backend": card.target,
-    }
-    if card.max_model_len is not None:
-        entry["max_model_len"] = card.max_model_len
-    return entry | ({"modes": list(modes)} if modes else {})

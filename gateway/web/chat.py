@@ -5,44 +5,57 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
 from aiohttp import web
 
-from gateway.core.errors import GatewayError, InternalError, UpstreamTimeout
-from gateway.dialects import openai_chat, openai_completions
-from gateway.service import BACKEND_HEADER, Body, Call, ChatService, Dialect, Exchange, Outcome
+from gateway.core.errors import GatewayError, InternalError, NotFound, UpstreamTimeout
+from gateway.service import BACKEND_HEADER, Body, Call, ChatService, Exchange, Outcome
 from gateway.strategy import resolve
 from gateway.web.body import read_body
-from gateway.web.errors import error_response, status_of
+from gateway.web.dialects import COUNTING, dialect_for, fields_of_path
+from gateway.web.errors import error_response
 from gateway.web.guard import check_said_once
-from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, SETTINGS
+from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, GENERATION, REQUEST_ID
 from gateway.web.paths import Place
 from gateway.web.sse import SseSender
 
 logger = logging.getLogger(__name__)
 
-CHAT = Dialect(openai_chat.NAME, openai_chat.PATH, openai_chat.parse, openai_chat.Renderer)
-COMPLETIONS = Dialect(
-    openai_completions.NAME, openai_completions.PATH, openai_completions.parse, openai_completions.Renderer
-)
+_NOT_HERE = {
+    "embeddings": "Embeddings are not served here.",
+    "responses/compact": "Conversations are not compacted here: send the whole of it, or a shorter one.",
+    "models/*:embedContent": "Embeddings are not served here.",
+    "models/*:batchEmbedContents": "Embeddings are not served here.",
+}
 
 
-async def chat_completions(request: web.Request, place: Place) -> web.StreamResponse:
-    return await _answer(request, await _read_call(request, place, CHAT))
+async def answer(request: web.Request, place: Place) -> web.StreamResponse:
+    """One request of any of the chat APIs."""
+    return await _answer(request, await _read_call(request, place))
 
 
-async def completions(request: web.Request, place: Place) -> web.StreamResponse:
-    return await _answer(request, await _read_call(request, place, COMPLETIONS))
+async def count_tokens(request: web.Request, place: Place) -> web.Response:
+    call = await _read_call(request, place)
+    counting = COUNTING[place.name]
+    counted = await request[GENERATION].service.count_tokens(call, counting.upstream_path, counting.form)
+    body = counted if isinstance(counted, bytes) else msgspec.json.encode({counting.answer_field: counted})
+    return web.Response(body=body, content_type="application/json")
 
 
-async def _read_call(request: web.Request, place: Place, dialect: Dialect) -> Call:
+async def not_here(_request: web.Request, place: Place) -> web.Response:
+    """Of an API that is served, a part that isn't: clients go on without it."""
+    raise NotFound(_NOT_HERE[place.name])
+
+
+async def _read_call(request: web.Request, place: Place) -> Call:
     arrived_at = asyncio.get_running_loop().time()  # monotonic; before the body, which may take long to come
-    settings = request.app[SETTINGS]
+    settings = request[GENERATION].settings
     _check_choices(request)
     data = await read_body(request, int(settings.limits.max_request_mib * 1024**2))
     return Call(
         request_id=request[REQUEST_ID],
-        dialect=dialect,
-        body=Body(data),
+        dialect=dialect_for(request, place),
+        body=Body(data, fields_of_path(place)),
         headers=request.headers,
         query=request.query,
         path_mode=place.mode,
@@ -62,7 +75,7 @@ def _check_choices(request: web.Request) -> None:
 
 async def _answer(request: web.Request, call: Call) -> web.StreamResponse:
     """Every way in which an answer can end, and what is counted for it."""
-    settings, service = request.app[SETTINGS], request.app[SERVICE]
+    settings, service = request[GENERATION].settings, request[GENERATION].service
     exchange = service.begin(call)
     sender = SseSender(request, exchange, settings.timeouts.heartbeat_seconds)
     limit = settings.request.timeout_seconds
@@ -88,11 +101,11 @@ async def _answer(request: web.Request, call: Call) -> web.StreamResponse:
 
 
 async def _send(service: ChatService, exchange: Exchange, sender: SseSender) -> web.StreamResponse:
-    target = await service.prepare(exchange)
+    attempts = await service.prepare(exchange)
     if exchange.stream:
-        await sender.send(service.stream(exchange, target))
+        await sender.send(attempts.stream())
         return sender.response
-    body = await service.whole(exchange, target)
+    body = await attempts.whole()
     exchange.status = 200
     headers = {**exchange.headers(), "Content-Type": exchange.content_type}
     return web.Response(body=body, headers=headers)
@@ -103,5 +116,7 @@ async def _fail(exchange: Exchange, sender: SseSender, error: GatewayError) -> w
     if sender.prepared:
         await sender.fail(error)
         return sender.response
-    exchange.status = status_of(error)
-    return error_response(error, exchange.headers())
+    call = exchange.call
+    response = error_response(error, call.dialect, exchange.headers(), call.request_id)
+    exchange.status = response.status
+    return response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from urllib.parse import urlsplit
 
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthorized
@@ -55,6 +55,12 @@ def check_said_once(name: str, values: Sequence[str]) -> None:
     """Which of two different values would count is a guess, of ours or of a proxy in front."""
     if len({value.strip().lower() for value in values}) > 1:
         raise InvalidRequest(f"{name} is given {len(values)} times with different values. Send it once.", param=name)
+
+
+def check_no_key_in_url(query: Container[str]) -> None:
+    """Of an API whose clients may put it there. It would be read in logs, histories and proxies."""
+    if "key" in query:
+        raise Unauthorized("A key in a URL is not taken: it ends up in logs. Send it in the header x-goog-api-key.")
 
 
 def check_key(authorization: Sequence[str], api_key: Sequence[str], keys: Sequence[KeySettings]) -> KeySettings | None:

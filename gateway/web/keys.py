@@ -10,10 +10,10 @@ from aiohttp import web
 from backends.protocol.messages import EngineStats
 from gateway.metrics import Metrics
 from gateway.records.store import RecordStore
-from gateway.service import ChatService
-from gateway.settings.schema import KeySettings, Settings
+from gateway.settings.schema import KeySettings
 from gateway.upstreams.base import EventUpstream
-from gateway.upstreams.openai_http import OpenAIHttpUpstream
+from gateway.upstreams.pd_upstream import PairUpstream
+from gateway.web.generation import Generation, InForce, Reloads
 
 
 @runtime_checkable
@@ -37,15 +37,15 @@ class VariantControl(Protocol):
         """Every name under which there may ever be figures: the closed set of the metrics' label."""
 
 
-SETTINGS = web.AppKey("settings", Settings)
-SERVICE = web.AppKey("service", ChatService)
+IN_FORCE = web.AppKey("in_force", InForce)
+RELOADER: web.AppKey[Reloads] = web.AppKey("reloader", object)  # type: ignore[arg-type]  # absent: nothing to read again
 METRICS = web.AppKey("metrics", Metrics)
 RECORDS = web.AppKey("records", RecordStore)
-NOTICES = web.AppKey("notices", tuple[str, ...])
 STARTED_AT = web.AppKey("started_at", int)
 ENGINE: web.AppKey[EventUpstream] = web.AppKey("engine", object)  # type: ignore[arg-type]  # a Protocol; absent if none
-TARGETS: web.AppKey[dict[str, OpenAIHttpUpstream]] = web.AppKey("targets", dict)
+PAIRS: web.AppKey[dict[str, PairUpstream]] = web.AppKey("pairs", dict)  # absent if none are set
 
+GENERATION = web.RequestKey("generation", Generation)
 REQUEST_ID = web.RequestKey("request_id", str)
 CLIENT_REQUEST_ID = web.RequestKey("client_request_id", str)
 CLIENT_KEY = web.RequestKey("client_key", KeySettings)

@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gateway.core.errors import BodyTooLarge, GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from gateway.web.dialects import dialect_of
 from gateway.web.errors import error_response
 from gateway.web.keys import CLIENT_REQUEST_ID, REQUEST_ID
 
@@ -44,14 +45,18 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(error)
+        return _told(request, error)
     except web.HTTPException as error:
-        return error_response(_translated(error, request.path))
+        return _told(request, _translated(error, request.path))
     except ConnectionError:
         raise  # the client is gone
     except Exception:
         logger.exception("request %s failed", request[REQUEST_ID])
-        return error_response(InternalError("Something went wrong in the gateway; its log says what."))
+        return _told(request, InternalError("Something went wrong in the gateway; its log says what."))
+
+
+def _told(request: web.Request, error: GatewayError) -> web.Response:
+    return error_response(error, dialect_of(request), request_id=request[REQUEST_ID])
 
 
 def _translated(error: web.HTTPException, path: str) -> GatewayError:

@@ -6,10 +6,11 @@ Pure. Nothing is ever redirected: a redirect loses the body of a POST.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MODES = ("merged", "split")
-_PREFIXES = (("api", "v1"), ("v1", "v1"), ("api",), ("v1",), ())  # the longest first
+GEMINI = "v1beta"  # the version in the paths of Google's clients
+_PREFIXES = (("api", "v1"), ("v1", "v1"), (GEMINI,), ("api",), ("v1",), ())  # the longest first
 _SLASHES = re.compile(r"/{2,}")
 
 
@@ -20,10 +21,17 @@ class Place:
     name: str
     mode: str | None = None
     tail: str = ""
+    is_gemini: bool = False  # said by the path itself
 
 
-ENDPOINTS = frozenset({"chat/completions", "completions", "models", "engines", "admin/reset_peaks"})
+ENDPOINTS = frozenset({
+    "chat/completions", "completions", "responses", "messages", "messages/count_tokens", "models", "engines",
+    "requests",
+    "admin/reset_peaks", "embeddings", "responses/compact",
+})  # fmt: skip
 WITH_TAIL = ("models", "requests")  # models/ID, requests/ID; an id may hold slashes
+# models/ID:VERB, as Google's clients have it; an id may hold colons too
+VERBS = frozenset({"generateContent", "streamGenerateContent", "countTokens", "embedContent", "batchEmbedContents"})
 AT_ROOT = frozenset({"health", "ready", "metrics"})
 
 
@@ -41,6 +49,8 @@ def find(path: str) -> Place | None:
     for prefix in _PREFIXES:
         if rest[: len(prefix)] == prefix:
             place = _endpoint(rest[len(prefix) :], mode)
+            if prefix == (GEMINI,):
+                return replace(place, is_gemini=True) if place and place.name.startswith("models") else None
             if place is not None:
                 return place
     return None
@@ -51,5 +61,9 @@ def _endpoint(parts: tuple[str, ...], mode: str | None) -> Place | None:
     if name in ENDPOINTS:
         return Place(name, mode)
     if len(parts) > 1 and parts[0] in WITH_TAIL:
-        return Place(f"{parts[0]}/*", mode, "/".join(parts[1:]))
+        tail = "/".join(parts[1:])
+        model, _, verb = tail.rpartition(":")
+        if model and parts[0] == "models" and verb in VERBS:
+            return Place(f"models/*:{verb}", mode, model, is_gemini=True)
+        return Place(f"{parts[0]}/*", mode, tail)
     return None

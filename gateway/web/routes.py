@@ -7,18 +7,31 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from gateway.core.errors import MethodNotAllowed, NotFound
-from gateway.web import admin, chat
-from gateway.web.guard import check_host, check_key, check_origin
-from gateway.web.keys import CLIENT_KEY, SETTINGS
+from gateway.settings.schema import Settings
+from gateway.web import admin, chat, models
+from gateway.web.dialects import speaks_gemini
+from gateway.web.guard import check_host, check_key, check_no_key_in_url, check_origin
+from gateway.web.keys import CLIENT_KEY, GENERATION, IN_FORCE
 from gateway.web.paths import Place, find
 
 PlaceHandler = Callable[[web.Request, Place], Awaitable[web.StreamResponse]]
 
 ROUTES: dict[str, dict[str, PlaceHandler]] = {
-    "chat/completions": {"POST": chat.chat_completions},
-    "completions": {"POST": chat.completions},
-    "models": {"GET": admin.models},
-    "models/*": {"GET": admin.model},
+    "chat/completions": {"POST": chat.answer},
+    "completions": {"POST": chat.answer},
+    "messages": {"POST": chat.answer},
+    "messages/count_tokens": {"POST": chat.count_tokens},
+    "responses": {"POST": chat.answer},
+    "responses/compact": {"POST": chat.not_here},
+    "embeddings": {"POST": chat.not_here},
+    "models/*:generateContent": {"POST": chat.answer},
+    "models/*:streamGenerateContent": {"POST": chat.answer},
+    "models/*:countTokens": {"POST": chat.count_tokens},
+    "models/*:embedContent": {"POST": chat.not_here},
+    "models/*:batchEmbedContents": {"POST": chat.not_here},
+    "models": {"GET": models.models},
+    "models/*": {"GET": models.model},
+    "requests": {"GET": admin.records},
     "requests/*": {"GET": admin.record},
     "engines": {"GET": admin.engines},
     "admin/reset_peaks": {"POST": admin.reset_peaks},
@@ -31,14 +44,24 @@ OPEN = frozenset({"", "health", "ready"})  # for probes, which carry no key
 
 
 async def dispatch(request: web.Request) -> web.StreamResponse:
-    server, keys = request.app[SETTINGS].server, request.app[SETTINGS].keys
+    """Everything of one request is done by the settings that were in force when it came."""
+    with request.app[IN_FORCE].held() as generation:
+        request[GENERATION] = generation
+        return await _dispatch(request, generation.settings)
+
+
+async def _dispatch(request: web.Request, settings: Settings) -> web.StreamResponse:
+    server, keys = settings.server, settings.keys
     host = request.headers.get("Host")
     check_host(host, server)
     check_origin(request.headers.get("Origin"), host)
     place = find(request.path)
     if place is None or place.name not in OPEN:
         headers = request.headers
-        key = check_key(headers.getall("Authorization", ()), headers.getall("x-api-key", ()), keys)
+        if speaks_gemini(request, place):
+            check_no_key_in_url(request.query)
+        api_keys = [*headers.getall("x-api-key", ()), *headers.getall("x-goog-api-key", ())]
+        key = check_key(headers.getall("Authorization", ()), api_keys, keys)
         if key is not None:
             request[CLIENT_KEY] = key
     if place is None:

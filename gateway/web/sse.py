@@ -10,9 +10,9 @@ from aiohttp import web
 
 from gateway.core.errors import GatewayError
 from gateway.service import Exchange
-from gateway.web.errors import error_frame
+from gateway.web.errors import facts_of
 
-KEEP_ALIVE = b": keep-alive\n\n"
+MAX_SILENT_BEATS = 6  # heartbeats that are left out while nobody has accepted the request: an error may still come
 
 
 class SseSender:
@@ -45,18 +45,26 @@ class SseSender:
         await self.response.write_eof()
 
     async def fail(self, error: GatewayError) -> None:
-        """The error inside the stream. No `[DONE]` follows: the answer is not whole."""
-        await self.response.write(error_frame(error))
+        """The error inside the stream, whose end never looks like that of a whole answer."""
+        renderer = self._exchange.renderer
+        if renderer is not None:
+            await self.response.write(renderer.error(facts_of(error, self._exchange.call.request_id)))
         await self.response.write_eof()
 
     async def _first(self, frames: AsyncGenerator[bytes, None]) -> bytes:
-        """The first frame; after some silence the headers go ahead of it."""
+        """The first frame; after some silence the headers go ahead of it.
+
+        As long as the request is not accepted they wait longer: a refusal is worth more to a client as an HTTP status.
+        """
         pending = asyncio.ensure_future(anext(frames, b""))
         try:
-            await asyncio.wait({pending}, timeout=self._heartbeat_seconds)
+            for _ in range(MAX_SILENT_BEATS):
+                await asyncio.wait({pending}, timeout=self._heartbeat_seconds)
+                if pending.done() or self._exchange.accepted:
+                    break
             if not pending.done():
                 await self._prepare()
-                await self._write(KEEP_ALIVE)
+                await self._write(self._heartbeat())
             return await pending
         finally:
             if not pending.done():
@@ -73,7 +81,7 @@ class SseSender:
         response.headers["X-Accel-Buffering"] = "no"
         exchange.headers_sent = True
         await response.prepare(self._request)
-        if exchange.content_type.startswith("text/event-stream"):
+        if exchange.content_type.startswith(exchange.call.dialect.stream_type):
             self._timer = self._loop.call_later(self._heartbeat_seconds, self._on_timer)
 
     async def _write(self, frame: bytes) -> None:
@@ -98,8 +106,12 @@ class SseSender:
 
     async def _write_beat(self) -> None:
         with suppress(ConnectionError):
-            await self.response.write(KEEP_ALIVE)
+            await self.response.write(self._heartbeat())
         self._written_at = self._loop.time()
+
+    def _heartbeat(self) -> bytes:
+        renderer = self._exchange.renderer
+        return renderer.heartbeat() if renderer is not None else b""
 
     def _stop_beating(self) -> None:
         if self._timer is not None:

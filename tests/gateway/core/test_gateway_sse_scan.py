@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from gateway.core.sse_scan import FrameTooLong, SseScanner
 
@@ -86,3 +87,33 @@ def test_a_frame_without_end_is_refused_at_the_ceiling():
     scanner = SseScanner(max_frame_bytes=1000)
     with pytest.raises(FrameTooLong):
         scan([b"x" * 400] * 3, scanner)
+
+
+USUAL = [b'data: {"a":1}\n\n', b'data: {"b":"x"}\n\n', b"data: [DONE]\n\n", b": c\n\n"]
+ODD = [
+    b'data: {"a":\r1}\n\n',
+    b'data: {"a"}\r\n\r\n',
+    b'data: {"a":1}\n',
+    b"event: x\n",
+    b"\n",
+    b"data: {\n\n",
+    b'data: data: {"a":1}\n\n',
+    b'data: {"a":1}\ndata: {"b":2}\n\n',
+]
+
+
+class LongWay(SseScanner):
+    """Without the short way of usual events."""
+
+    @override
+    def _take_usual(self, chunk: bytes) -> int:
+        return 0
+
+
+@given(st.lists(st.sampled_from(USUAL + ODD), max_size=8), st.integers(1, 60))
+@settings(max_examples=400, derandomize=True, deadline=None)
+def test_the_short_way_of_usual_events_says_what_the_long_one_does(events, size):
+    stream = b"".join(events)
+    parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert scan(parts) == scan(parts, LongWay())
+    assert scan([stream]) == scan([stream], LongWay())

@@ -39,7 +39,7 @@ PATHS = ["chat/completions", "completions", "models", "responses", "messages"]
         ("https://taotoken.net/api", "https://taotoken.net/api", 0),
     ],
 )
-def test_a_base_url_has_one_form(text, url, num_notices):
+def test_au_07_a_base_url_has_one_form(text, url, num_notices):
     result, notices = normalise_base_url(text, "server.api_base")
     assert result == url
     assert len(notices) == num_notices
@@ -74,7 +74,7 @@ def test_what_is_no_base_url_is_refused_by_setting_and_not_shown(text):
 )
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("lead", ["/v1/", "/", "", "v1/"])
-def test_every_path_is_joined_alike(base, prefix, path, lead):
+def test_au_08_every_path_is_joined_alike(base, prefix, path, lead):
     assert join_url(base, lead + path) == f"{prefix}/{path}"
 
 

@@ -62,10 +62,9 @@ def test_two_endpoints_that_are_one_other_instance_are_refused(tmp_path, base):
     assert "merged is the mode" in message
 
 
-def test_an_external_pair_is_refused_with_what_is_supported(tmp_path):
+def test_two_endpoints_without_a_protocol_are_refused_with_the_table_for_them(tmp_path):
     message = refused(UPSTREAM + PAIR.format("http://h:1/v1", "http://h:2/v1"), tmp_path)
-    assert "not supported by this version" in message
-    assert "[engine]" in message
+    assert "[[pairs]] with their engine" in message
 
 
 def test_one_endpoint_alone_is_refused(tmp_path):
@@ -130,17 +129,86 @@ def test_one_device_for_both_sides_is_noticed(tmp_path):
     assert notices(text.format(0), tmp_path) == ""
 
 
-def test_devices_beyond_the_first_are_said_to_be_unused(tmp_path):
-    text = ENGINE + "[cache_layout]\nprefill_gpus = [0, 2]\ndecode_gpus = [1]\nmerged_gpus = [0, 1]\n"
+def test_a_device_that_is_named_twice_is_noticed(tmp_path):
+    text = ENGINE + "[cache_layout]\nprefill_gpus = [0, 2]\ndecode_gpus = [1]\nmerged_gpus = [1, 1]\n"
     message = notices(text, tmp_path)
-    assert "cache_layout.prefill_gpus (file, line 3): only the first device, 0" in message
-    assert "cache_layout.merged_gpus (file, line 5): only the first device, 0" in message
-    assert "decode_gpus" not in message
+    assert "cache_layout.merged_gpus (file, line 5): a device is named twice and gets two instances" in message
+    assert "prefill_gpus" not in message
 
 
-def test_devices_on_a_cpu_are_said_to_have_no_effect(tmp_path):
-    text = '[engine]\ndevice = "cpu"\n[cache_layout]\ndecode_gpus = [1]\n'
-    assert "decode_gpus: no effect, since engine.device is cpu" in notices(text, tmp_path)
+def test_devices_on_a_cpu_are_said_to_be_labels(tmp_path):
+    text = '[engine]\ndevice = "cpu"\n[cache_layout]\nprefill_gpus = [1]\ndecode_gpus = [1, 1]\n'
+    message = notices(text, tmp_path)
+    assert "prefill_gpus, decode_gpus: engine.device is cpu, so the numbers are labels: each is one instance" in message
+    assert "both on device" not in message  # another label would change nothing
+    assert "named twice" not in message
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend", "said"),
+    [
+        ("merged_gpus = [0, 0]", "local", "cache_layout.merged_gpus (file, line 4): merged would have two instances"),
+        (
+            "prefill_gpus = [1]\ndecode_gpus = [0, 1]",
+            "cuda_ipc",
+            "decode and prefill would have two instances on CUDA ",
+        ),
+        ("", "nixl", "on CUDA device 0, and the first to start leaves no memory for the other"),
+    ],
+)
+def test_two_instances_on_one_cuda_device_are_refused_unless_their_pools_are_limited(tmp_path, layout, backend, said):
+    text = f'[engine]\ndevice = "cuda"\n[cache_layout]\n{layout}\n[transfer]\nbackend = "{backend}"\n'
+    assert said in refused(text, tmp_path)
+    assert load(text + "[kv_cache]\nkv_cache_gib = 4\n", tmp_path)
+
+
+def test_instances_on_devices_of_their_own_are_no_problem(tmp_path):
+    text = '[engine]\ndevice = "cuda"\n[transfer]\nbackend = "cuda_ipc"\n[cache_layout]\n'
+    assert notices(text + "prefill_gpus = [0, 1]\ndecode_gpus = [2, 3]\nmerged_gpus = [4, 5]\n", tmp_path) == ""
+
+
+def test_a_way_between_cuda_devices_is_refused_on_a_cpu(tmp_path):
+    text = '[engine]\ndevice = "cpu"\n[transfer]\nbackend = "{}"\n'
+    assert "transfer.backend (file, line 4): cuda_ipc moves KV between CUDA devices" in refused(
+        text.format("cuda_ipc"), tmp_path
+    )
+    assert load(text.format("nixl"), tmp_path).settings.transfer.backend == "nixl"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("NIXL", "nixl"), ("cuda-ipc", "cuda_ipc"), ("shared_memory", "local"), ("shm", "local")]
+)
+def test_transfer_backends_have_spellings(tmp_path, given, meant):
+    text = f'[transfer]\nbackend = "{given}"\n[kv_cache]\nkv_cache_gib = 1\n'
+    assert load(text, tmp_path).settings.transfer.backend == meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[provider]\nbase_url = "http://h"\n[cache.split]\ntransfer_protocol = "nixl"\n',
+        '{"cline.openAiBaseUrl": "http://h", "cline.cacheStrategy": {"kvTransferProtocol": "NIXL"}}',
+        '[transfer]\nkv_transfer_mode = "nixl"\n',
+    ],
+    ids=["cc switch", "cline", "native"],
+)
+def test_a_backend_in_the_place_of_a_transfer_mode_is_refused_with_where_it_belongs(tmp_path, text):
+    message = refused(text, tmp_path)
+    assert "must be layer (layer-wise) or request (request-wise)" in message
+    assert "the backend nixl is chosen in the gateway's settings, by transfer.backend" in message
+
+
+def test_a_transfer_mode_in_the_place_of_a_backend_is_refused_with_where_it_belongs(tmp_path):
+    message = refused('[transfer]\nbackend = "layer-wise"\n', tmp_path)
+    assert "must be local (shared memory), nixl or cuda_ipc; layer is a transfer mode" in message
+    assert "transfer.kv_transfer_mode" in message
+
+
+def test_the_other_shapes_take_the_backend_from_the_native_table(tmp_path):
+    text = '[provider]\nbase_url = "http://h"\n[transfer]\nbackend = "nixl"\n[engine]\nmodel = "smollm2"\n'
+    assert load(text, tmp_path).settings.transfer.backend == "nixl"
+    wrong = '[provider]\nbase_url = "http://h"\n[cache.split]\ntransfer_backend = "nixl"\n'
+    assert "unknown setting in [cache.split]" in refused(wrong, tmp_path)
 
 
 def test_a_limit_that_an_exact_size_overrules_is_said(tmp_path):

@@ -20,7 +20,9 @@ EXPECTED = {
     "kvgate.toml": (Shape.NATIVE, "merged", True),
     "local.toml": (Shape.NATIVE, "merged", True),
     "merged.toml": (Shape.NATIVE, "merged", True),
+    "sglang_pair.toml": (Shape.NATIVE, "split", False),
     "upstream-only.toml": (Shape.NATIVE, "merged", False),
+    "vllm_pair.toml": (Shape.NATIVE, "split", False),
 }
 OPTION = re.compile(r"^(?:# )?(\w+) = (.*?)(?:\s{2,}# ?(.*))?$")
 HEADER = re.compile(r"^(?:# )?\[+(\w+)\]+")
@@ -41,7 +43,16 @@ def test_each_file_loads(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["disaggregated.toml", "merged.toml", "kvgate.toml", "local.toml", "upstream-only.toml"]
+    "name",
+    [
+        "disaggregated.toml",
+        "merged.toml",
+        "kvgate.toml",
+        "local.toml",
+        "upstream-only.toml",
+        "vllm_pair.toml",
+        "sglang_pair.toml",
+    ],
 )
 def test_native_files_need_no_notice(name):
     assert load_settings(CONFIGS / name, environ={"TAOTOKEN_API_KEY": "sk-test"}).notices == tuple(
@@ -66,7 +77,7 @@ def test_the_native_file_lists_every_option():
 
 
 def test_the_native_file_with_every_line_active_loads(tmp_path):
-    text = re.sub(r"^# (\w+ = |\[)", r"\1", (CONFIGS / "kvgate.toml").read_text(), flags=re.M)
+    text = re.sub(r"^# (?!\w*key_file)(\w+ = |\[)", r"\1", (CONFIGS / "kvgate.toml").read_text(), flags=re.M)
     path = tmp_path / "all.toml"
     path.write_text(text)
     settings = load_settings(path, environ={}).settings

@@ -91,7 +91,7 @@ def test_references_resolve_on_every_path(tmp_path):
     "wrapped", [f"{SECRET}\r\n", f" {SECRET}", f"\t{SECRET}", f"\ufeff{SECRET}", f"Bearer {SECRET}"]
 )
 @pytest.mark.parametrize("channel", ["file", "reference", "environment"])
-def test_a_key_is_trimmed_with_a_notice_that_does_not_show_it(tmp_path, wrapped, channel):
+def test_au_01_a_key_is_trimmed_with_a_notice_that_does_not_show_it(tmp_path, wrapped, channel):
     text = '[server]\napi_base = "http://h"\n'
     environ = {"KVGATE_SERVER__API_KEY": wrapped} if channel == "environment" else {"K": wrapped}
     if channel == "file":
@@ -107,7 +107,7 @@ def test_a_key_is_trimmed_with_a_notice_that_does_not_show_it(tmp_path, wrapped,
 @pytest.mark.parametrize(
     "inner", ["sk-fa\r\nke", "sk-fa\tke", "sk-fa\x00ke", "sk-fa ke", "sk-fäke", "os.environ/KEY", "{env:KEY}"]
 )
-def test_a_key_unfit_for_a_header_is_refused_without_its_value(tmp_path, inner):
+def test_au_01_a_key_unfit_for_a_header_is_refused_without_its_value(tmp_path, inner):
     text = (
         f'[server]\napi_base = "http://h"\napi_key = {json.dumps(inner)}\n[[keys]]\nname="a"\nkey={json.dumps(inner)}'
     )

@@ -23,7 +23,9 @@ from backends.protocol.messages import (
 from gateway.core import types
 from gateway.core.errors import ContextLengthExceeded, InvalidRequest, ModeUnavailable, Overloaded, UpstreamTimeout
 from gateway.core.types import CacheMode, CacheStrategy, Finished, Started, StrategySource, TextDelta
-from gateway.upstreams.engine import ERROR_OF_CODE, EngineUpstream, events_of, generate_message
+from gateway.upstreams.availability import TAKER_OF_MODE
+from gateway.upstreams.engine import EngineUpstream
+from gateway.upstreams.engine_messages import ERROR_OF_CODE, events_of, generate_message
 from gateway.upstreams.supervisor import InstanceState
 from support.engine_upstream import (
     DEADLINE_SECONDS,
@@ -56,7 +58,8 @@ async def test_an_answer_is_started_then_text_then_finished(upstream: EngineUpst
     request = make_request(mode, "one two three", max_tokens=4)
     events = [event async for event in upstream.stream(request)]
 
-    assert events[0] == Started(prompt_tokens=3, max_tokens=4)
+    served_by = TAKER_OF_MODE[mode]
+    assert events[0] == Started(3, 4, instance=served_by, instance_reason="only instance")
     assert [event.text for event in events[1:-1] if isinstance(event, TextDelta)] == ["one ", "two ", "three ", "one "]
     last = events[-1]
     assert isinstance(last, Finished)

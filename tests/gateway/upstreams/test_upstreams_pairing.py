@@ -76,3 +76,18 @@ def test_the_old_connections_end_does_not_outlast_the_new_ones_start():
 
     assert pairing.connected
     assert pairing.deadline is None
+
+
+def test_two_processes_are_engaged_from_their_first_try_until_its_end_is_told():
+    pairing = Pairing()
+    pairing.sides(PIDS, 1.0)
+    assert not pairing.engaged
+    assert pairing.due(1.0)
+    assert pairing.engaged
+    pairing.reported(True, "", 1.1)
+    assert pairing.engaged
+    pairing.reported(False, "gone", 1.2)
+    assert not pairing.engaged
+    assert pairing.due(5.0)
+    pairing.sides((10, 21), 6.0)
+    assert not pairing.engaged

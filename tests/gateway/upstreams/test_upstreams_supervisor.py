@@ -12,6 +12,7 @@ from gateway.upstreams.supervisor import (
     Effect,
     Event,
     Exited,
+    Hung,
     InstanceMachine,
     InstanceState,
     LinkLost,
@@ -70,6 +71,38 @@ def test_an_instance_that_comes_up_is_ready():
     machine = ready()
 
     assert (machine.state, machine.reason, machine.info) == (InstanceState.READY, "", INFO)
+
+
+def test_one_that_others_call_hung_is_killed_at_once_and_started_again_with_their_reason():
+    machine = ready()
+
+    assert machine.handle(Hung("it is hung, says decode-0"), 10.0) == [Effect.KILL]
+    assert (machine.state, machine.reason) == (InstanceState.RESTARTING, "it is hung, says decode-0")
+    crash(machine, 10.1)
+    assert machine.reason == "it is hung, says decode-0"
+    assert tick(machine)[1] == [Effect.SPAWN]
+
+
+def test_one_that_is_not_up_or_is_killed_already_is_not_killed_for_being_hung():
+    starting, dying = started(), ready()
+    dying.handle(LinkLost(), 1.0)
+
+    assert starting.handle(Hung("x"), 1.0) == dying.handle(Hung("x"), 1.0) == []
+    assert starting.state is InstanceState.STARTING
+
+
+def test_one_that_hangs_while_it_drains_is_killed_and_stays_ended():
+    machine = ready()
+    machine.handle(Stop(5.0), 1.0)
+    assert machine.handle(Hung("x"), 2.0) == [Effect.KILL]
+    crash(machine, 2.1)
+    assert machine.state is InstanceState.STOPPED
+
+    told = ready()
+    told.handle(StopSoon(), 1.0)
+    assert told.handle(Hung("x"), 2.0) == [Effect.KILL]
+    crash(told, 2.1)
+    assert told.state is InstanceState.STOPPED
 
 
 def test_an_instance_that_dies_is_started_again_soon_and_says_why():

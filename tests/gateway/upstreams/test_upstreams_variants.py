@@ -106,7 +106,7 @@ async def test_a_variant_starts_on_demand_serves_and_goes_when_it_is_idle(
         assert await read_text(upstream, ask(mode, "fp16")) == "one two "
         assert set(pids(upstream, name)).isdisjoint(alive)
         assert await read_text(upstream, ask(mode, "auto")) == "one two "
-    assert "each of its processes has its own copy of the weights and a KV pool of 1024 blocks" in caplog.text
+    assert "each of its processes has a KV pool of 1024 blocks (num_kv_blocks), and its own copy" in caplog.text
     assert "restarting" not in caplog.text
     assert f"{roles[0]} engine: ready -> draining: no request for 1.5 s" in caplog.text
 

@@ -7,16 +7,20 @@ import io
 import json
 import zlib
 
+import brotli
 import pytest
+from backports import zstd
 from web_support import local_settings, running, upstream_settings
 
 from gateway.core.errors import GatewayError
+from gateway.dialects.openai_frames import error_body
 from gateway.settings.schema import KeySettings, LimitSettings, ServerSettings
 from gateway.upstreams.scripted import ScriptedUpstream
-from gateway.web.errors import STATUS, error_body
+from gateway.web.errors import STATUS, facts_of
 from gateway.web.paths import find
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress, "br": brotli.compress}
 PREFIXES = ("", "/v1", "/api", "/api/v1", "/v1/v1")
 KEYS = (KeySettings(key="key-one", name="one"), KeySettings(key="key-two", name="two", mode="split"))
 
@@ -34,7 +38,7 @@ def test_every_error_has_a_status():
 def test_a_refused_field_is_named_in_the_apis_shape():
     from gateway.core.errors import InvalidRequest
 
-    body = json.loads(error_body(InvalidRequest("no", param="x")))
+    body = json.loads(error_body(facts_of(InvalidRequest("no", param="x"))))
     assert body == {"error": {"message": "no", "type": "invalid_request_error", "param": "x", "code": None}}
 
 
@@ -204,10 +208,18 @@ async def test_a_page_of_another_origin_is_refused_and_no_answer_invites_it(orig
         ("gzip", BODY, 400),
         ("gzip", gzip.compress(BODY)[:-9], 400),
         ("deflate", b"nonsense", 400),
-        ("br", BODY, 415),
-        ("zstd", b"\x28\xb5\x2f\xfdxx", 415),
+        ("br", brotli.compress(BODY), 200),
+        ("br", BODY, 400),
+        ("br", brotli.compress(BODY)[:-3], 400),
+        ("zstd", zstd.compress(BODY), 200),
+        ("zstd", zstd.compress(BODY[:10]) + zstd.compress(BODY[10:]), 200),
+        ("zstd", zstd.compress(BODY)[:-3], 400),
+        ("zstd", b"\x28\xb5\x2f\xfdxx", 400),
+        ("zstd", BODY, 400),
+        ("", zstd.compress(BODY), 200),
+        ("", b"\x28\xb5\x2f\xfdxx", 400),
         ("rot13", BODY, 415),
-        ("", b"\x28\xb5\x2f\xfdxx", 415),
+        ("gzip, gzip, gzip", BODY, 415),
     ],
 )
 async def test_ht_07_a_compressed_body_is_read_or_refused_clearly(coding, body, status):
@@ -221,7 +233,7 @@ async def test_ht_07_a_compressed_body_is_read_or_refused_clearly(coding, body, 
         assert b'{"error":{"message":' in answer
 
 
-@pytest.mark.parametrize("kind", ["length", "chunked", "bomb"])
+@pytest.mark.parametrize("kind", ["length", "chunked", "gzip", "deflate", "zstd", "br"])
 async def test_ht_06_a_body_over_the_limit_is_a_413_and_the_next_request_works(kind):
     async def pieces():
         for _ in range(40):
@@ -229,10 +241,9 @@ async def test_ht_06_a_body_over_the_limit_is_a_413_and_the_next_request_works(k
 
     settings = local_settings(limits=LimitSettings(max_request_mib=2))
     async with running(settings, ScriptedUpstream()) as gateway:
-        headers = {"Content-Encoding": "gzip"} if kind == "bomb" else {}
-        large = {"length": io.BytesIO(b" " * (3 << 20)), "chunked": pieces(), "bomb": gzip.compress(b" " * (3 << 20))}[
-            kind
-        ]
+        headers = {"Content-Encoding": kind} if kind in COMPRESS else {}
+        bomb = COMPRESS.get(kind, io.BytesIO)(b" " * (3 << 20))
+        large = pieces() if kind == "chunked" else bomb
         async with gateway.session.post(gateway.url + "/v1/completions", data=large, headers=headers) as response:
             status, body = response.status, await response.json()
         after = await gateway.chat()

@@ -478,7 +478,7 @@ async def test_timings_come_before_done_and_in_the_record():
     assert overlap == pytest.approx(0.75)
 
 
-async def test_mt_01_held_back_text_is_not_the_first_token():
+async def test_mt_01_and_st_27_held_back_text_is_not_the_first_token():
     go, held = asyncio.Event(), 0.05
     usage = Usage(prompt_tokens=1, completion_tokens=2)
     script = [

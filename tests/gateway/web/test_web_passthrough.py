@@ -22,6 +22,7 @@ from web_support import (
     until,
     upstream_settings,
 )
+from yarl import URL
 
 from gateway.settings.schema import (
     KeySettings,
@@ -250,7 +251,7 @@ async def test_st_23_only_silence_is_limited_not_the_length_of_an_answer():
     silent, _, _ = await streamed(Hold(), settings=settings)
     async with fake_upstream([Hold()]) as upstream, running(settings(upstream.url)) as gateway:
         first = await gateway.chat(model="m", stream=True)
-        session = gateway.app[_targets_key()]["upstream"]._clients._loopback
+        session = gateway.app[_in_force_key()].current.targets["upstream"]._clients.session(URL(upstream.url))
         assert session.timeout.total is None
         assert session.connector.limit == 0
 
@@ -259,10 +260,10 @@ async def test_st_23_only_silence_is_limited_not_the_length_of_an_answer():
     assert (silent.status, first.status) == (504, 504)
 
 
-def _targets_key():
-    from gateway.web.keys import TARGETS
+def _in_force_key():
+    from gateway.web.keys import IN_FORCE
 
-    return TARGETS
+    return IN_FORCE
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -36,6 +36,10 @@ class Reset:
     """Script step: cut the connection with RST."""
 
 
+class Close:
+    """Script step: end the connection in good order."""
+
+
 class Hold:
     """Script step: say nothing until the test ends or the peer leaves."""
 
@@ -45,6 +49,15 @@ class Wait:
     """Script step: go on when the event is set."""
 
     event: asyncio.Event
+
+
+@dataclass
+class Flood:
+    """Script step: the same bytes again and again, until the gateway hangs up or has taken `max_bytes`."""
+
+    data: bytes
+    max_bytes: int = 2**40
+    num_sent: int = 0
 
 
 @dataclass
@@ -61,7 +74,7 @@ class Seen:
         return json.loads(self.body)
 
 
-Step = bytes | Reset | Hold | Wait
+Step = bytes | Reset | Close | Hold | Wait | Flood
 
 
 def http_answer(
@@ -124,6 +137,10 @@ class FakeUpstream:
         if isinstance(step, Wait):
             await step.event.wait()
             return True
+        if isinstance(step, Close):
+            return False
+        if isinstance(step, Flood):
+            return await self._flood(step, writer)
         if isinstance(step, Reset):
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -132,6 +149,17 @@ class FakeUpstream:
         await reader.read(1)  # Hold: until the gateway hangs up
         self.num_gone += 1
         return False
+
+    async def _flood(self, step: Flood, writer: asyncio.StreamWriter) -> bool:
+        try:
+            while step.num_sent < step.max_bytes:
+                writer.write(step.data)
+                await writer.drain()
+                step.num_sent += len(step.data)
+        except ConnectionError:
+            self.num_gone += 1
+            return False
+        return True
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Seen | None:
@@ -267,9 +295,9 @@ def upstream_settings(url: str, *, server: dict[str, Any] | None = None, **parts
 
 
 @asynccontextmanager
-async def running(settings: Settings, engine: EventUpstream | None = None) -> AsyncIterator[Gateway]:
+async def running(settings: Settings, engine: EventUpstream | None = None, **parts: Any) -> AsyncIterator[Gateway]:
     """The gateway as `serve` runs it, on a free port."""
-    app = build_app(settings, engine=engine)
+    app = build_app(settings, engine=engine, **parts)
     runner = make_runner(app, shutdown_timeout=0.1)
     await runner.setup()
     from aiohttp import web

@@ -1,0 +1,126 @@
+"""An upstream's answer up to its headers: asked for, and raised as an error where it is one.
+
+Whatever comes after the headers is `passthrough`'s and `translated`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gateway.core.errors import GatewayError, UpstreamError, UpstreamGone
+from gateway.core.spelling import parse_mode
+from gateway.dialects import sniff
+from gateway.service.exchange import Exchange
+from gateway.upstreams.base import PassThroughUpstream, RawRequest, RawResponse
+from gateway.upstreams.http_headers import retry_after_seconds
+
+MAX_ERROR_BYTES = 1024**2
+MAX_ANSWER_BYTES = 64 * 1024**2  # of an answer in one piece, which is kept until it is whole
+
+
+@dataclass(frozen=True, slots=True)
+class PassThroughPlan:
+    """A request ready to be sent, and what to do without if the upstream refuses our addition."""
+
+    request: RawRequest
+    without_usage: RawRequest | None = None  # the same without the usage we asked for on our own account
+    strip_usage: bool = False  # the client didn't ask for usage
+
+
+async def open_response(exchange: Exchange, upstream: PassThroughUpstream, plan: PassThroughPlan) -> RawResponse:
+    """The upstream's answer once its headers are there; an error answer is raised."""
+    response = await upstream.open(plan.request)
+    if response.status in (400, 422) and plan.without_usage is not None:
+        body = await read_whole(response)
+        if b"stream_options" not in body and b"include_usage" not in body:
+            raise upstream_error(response, body)
+        exchange.note(("the upstream doesn't know stream_options: token counts are not known",))
+        response = await upstream.open(plan.without_usage)
+    served = getattr(response, "served", None)  # `isinstance` of a protocol would cost more than all else here
+    if served is not None:
+        exchange.serve(served)
+    exchange.upstream_headers = dict(response.headers)
+    exchange.served_mode = _confirmed_mode(exchange.upstream_headers.pop("X-Cache-Mode", ""))
+    coding = exchange.upstream_headers.pop("Content-Encoding", None)  # that couldn't be undone
+    content_type = exchange.upstream_headers.pop("Content-Type", "application/json")
+    if 300 <= response.status < 400:
+        await response.close()
+        raise UpstreamError(_redirected(response.status), status=502, is_final=True)
+    if response.status >= 400:
+        body = await read_whole(response)
+        raise upstream_error(response, body if coding is None else b"")
+    if coding is not None:
+        await response.close()
+        raise UpstreamError(_compressed(coding), status=502, is_final=True)
+    exchange.content_type = content_type
+    exchange.accept()
+    return response
+
+
+def _confirmed_mode(said: str) -> str:
+    """Only a mode that the upstream names itself; whatever else it writes never becomes a label."""
+    try:
+        return parse_mode(said).value
+    except ValueError:
+        return "unknown"
+
+
+async def read_whole(response: RawResponse) -> bytes:
+    """A short answer, such as an error, up to a limit; closes it."""
+    body = bytearray()
+    try:
+        with suppress(GatewayError):  # half an error is still the error
+            async for chunk in response.chunks():
+                body += chunk
+                if len(body) > MAX_ERROR_BYTES:
+                    break
+    finally:
+        await response.close()
+    return bytes(body)
+
+
+async def read_answer(exchange: Exchange, response: RawResponse) -> bytes:
+    """The whole of an answer in one piece. It is never asked for again once its first byte is here."""
+    body = bytearray()
+    async for chunk in response.chunks():
+        exchange.begun = True
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise UpstreamGone(f"The upstream's answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB.")
+    return bytes(body)
+
+
+def upstream_error(response: RawResponse, body: bytes) -> UpstreamError:
+    """The upstream's own error; a body that isn't JSON of the API's shape is wrapped later, not parsed."""
+    is_json = body.lstrip()[:1] == b"{" and sniff.sniff_whole(body).error
+    text = "" if is_json else _plain(response, body)
+    message = f"The upstream answered {response.status}{text}."
+    status = response.status if response.status <= 599 else 502
+    return UpstreamError(
+        message,
+        status=status,
+        body=body if is_json else None,
+        retry_after=response.headers.get("Retry-After"),
+        retry_after_seconds=retry_after_seconds(response.headers, time.time()),
+        is_final=response.headers.get("X-Should-Retry", "").lower() == "false",
+    )
+
+
+def _compressed(coding: str) -> str:
+    return f"The upstream's answer is compressed as {coding[:40]!a}, which can't be read here and wasn't asked for."
+
+
+def _redirected(status: int) -> str:
+    return (
+        f"The upstream answered {status}, a redirect, which is not followed: its key would go along. "
+        "Set the base URL to the address that it leads to."
+    )
+
+
+def _plain(response: RawResponse, body: bytes) -> str:
+    if "html" in response.headers.get("Content-Type", "") or body.lstrip()[:1] == b"<":
+        return " with an HTML page; check that the base URL is that of an API"
+    text = " ".join(body[:500].decode("utf-8", "replace").split())
+    return f": {text}" if text else " without a body"
