@@ -7,7 +7,7 @@ PIP_ARGS ?=  # such as an index of CPU-only torch builds
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test bench bench-peers check format model clean
+.PHONY: help setup serve test soak test-vllm bench bench-peers check format model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,8 +29,24 @@ setup: $(VENV)/.engine ## install gateway, engine and tools into .venv
 serve: setup ## set up, then serve the bundled model in both modes on http://127.0.0.1:8000
 	$(BIN)/kvgate serve $(ARGS)
 
-test: setup ## set up, then run the tests
+# What only tests need: the SDKs of clients, NIXL, and the clients from npm where there is Node.js.
+$(VENV)/.tests: $(VENV)/.engine
+	$(PIP) install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[engine,dev,clients,nixl]'
+	@touch $@
+
+tests/clients/node_modules/.installed: tests/clients/package-lock.json
+	@mkdir -p $(@D)
+	@if npm install --prefix tests/clients --no-save --no-audit --no-fund --loglevel error; then touch $@; \
+	else echo "The clients can't be had from npm here: tests that drive them are skipped." >&2; fi
+
+test: setup $(VENV)/.tests tests/clients/node_modules/.installed ## set up, then run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## 1,000 requests with random aborts and 20 kills of either side of the split engine
+	SOAK_REQUESTS=1000 SOAK_KILLS=20 $(BIN)/python -m pytest -s tests/e2e/test_e2e_soak.py $(ARGS)
+
+test-vllm: setup $(VENV)/.tests ## drive a real vLLM prefill/decode pair on the CPU (see bench-peers)
+	$(BIN)/python -m pytest -s -m vllm tests/vllm $(ARGS)
 
 bench: setup ## measure this engine against others that are installed (ARGS=--quick for a smoke run)
 	$(BIN)/kvgate bench $(ARGS)

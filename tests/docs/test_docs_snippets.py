@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 import yaml
 from docs_facts import command_parser
-from docs_readme import ROOT, Block, blocks, blocks_in, code, lines, prose, table
+from docs_readme import ROOT, Block, blocks, blocks_in, code, lines, prose, section, table
 
 from gateway.cli.main import COMMANDS
 from gateway.core.spelling import parse_mode
@@ -22,11 +22,12 @@ from gateway.dialects.sampling import Defaults
 from gateway.settings.importers import load_settings
 from gateway.settings.schema import Settings
 from gateway.strategy.resolve import BODY_FIELDS, resolve_strategy
+from gateway.web import chat
 from gateway.web.paths import find
 from gateway.web.routes import ROUTES
 
 LANGUAGES = {"bash", "json", "python", "text", "toml", "yaml"}
-PARSERS = {"chat/completions": openai_chat.parse, "completions": openai_completions.parse}
+PARSERS = {"chat/completions": openai_chat.DIALECT.parse, "completions": openai_completions.DIALECT.parse}
 
 
 def names(chosen: list[Block]) -> Any:
@@ -75,9 +76,7 @@ def test_python_compiles(block: Block):
 
 
 def test_bodies_of_the_python_client_are_valid_strategies():
-    (block,) = blocks_in("python")
-    found = re.search(r"extra_body=(\{.*\}),", block.text)
-    assert found
+    (found,) = [found for block in blocks_in("python") if (found := re.search(r"extra_body=(\{.*\}),", block.text))]
     strategy, _ = resolve_strategy(settings=Settings(), header="split", body=json.loads(found[1]))
     assert strategy.transfer_mode == "request"
 
@@ -113,7 +112,7 @@ def test_commands_of_the_product_parse(words: list[str]):
     _, command, *arguments = words
     assert command in COMMANDS
     if command == "model" or "--help" in arguments:
-        assert not arguments or arguments[0] in {"pull", "list", "path", "--help"}
+        assert not arguments or arguments[0] in {"pull", "list", "path", "packed", "--help"}
         return
     command_parser(command).parse_args(arguments)
 
@@ -229,5 +228,18 @@ def test_links_to_files_lead_to_files():
 
 
 def test_apis_that_are_said_not_to_be_served_are_not():
-    for path in ("/v1/messages", "/v1/responses", "/v1/embeddings"):
-        assert find(path) is None
+    said = [path for row in table("Paths") if row[2] == "404" for path in code(row[0])]
+    places = [find(path.replace("{id}", "smollm2")) for path in said]
+    answering_no = {name for name, methods in ROUTES.items() if methods.get("POST") is chat.not_here}
+
+    assert {place.name for place in places if place} == answering_no
+    assert any("Embeddings are not served" in line for line in section("Clients"))
+
+
+def test_apis_that_are_said_to_be_served_are():
+    listed = [path for row in table("Clients") for path in code(row[1]) if path.startswith("/")]
+    assert len(listed) == 6
+    for path in listed:
+        place = find(path.replace("{id}", "smollm2"))
+        assert place is not None
+        assert ROUTES[place.name]["POST"] in (chat.answer, chat.count_tokens)

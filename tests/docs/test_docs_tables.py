@@ -13,20 +13,25 @@ from docs_readme import ROOT, code, prose, section, table
 
 from backends.protocol.messages import Timings
 from gateway.cli.main import COMMANDS, _parser
+from gateway.clients.catalog import FILE_CLIENTS, NAMES
 from gateway.core.errors import InvalidRequest
 from gateway.core.spelling import MODES
 from gateway.core.types import StrategySource
 from gateway.dialects import openai_chat, openai_completions
 from gateway.dialects.sampling import NO_EFFECT, Defaults
-from gateway.service.exchange import Outcome
-from gateway.settings.cline_shape import NAMES, PREFIX
+from gateway.service.exchange import _SPLIT_FACTS, Outcome, _leg_facts
+from gateway.settings.cline_shape import NAMES as CLINE_NAMES
+from gateway.settings.cline_shape import PREFIX
 from gateway.settings.environment import OTHER_VARIABLES
 from gateway.settings.options import list_tables
+from gateway.settings.reloading import FIXED
 from gateway.settings.schema import Settings
 from gateway.settings.toml_shape import PROVIDER_FORM
 from gateway.strategy.resolve import BODY_FIELDS
 from gateway.strategy.spelling import KEYS
+from gateway.upstreams.base import Served
 from gateway.upstreams.http_headers import _TO_CLIENT, _TO_CLIENT_PREFIXES
+from gateway.upstreams.pd_plans import PLANS
 from gateway.web.keys import ROLES
 from gateway.web.routes import ROUTES
 
@@ -71,12 +76,32 @@ def test_variables_that_are_no_options_are_all_explained():
     assert [name for name in OTHER_VARIABLES if f"`{name}" not in "\n".join(section("Settings"))] == []
 
 
+def test_every_variable_that_the_code_reads_is_an_option_or_known():
+    """Any other would be refused at start as a typo."""
+    sources = [
+        path.read_text(encoding="utf-8") for room in ("gateway", "backends") for path in (ROOT / room).rglob("*.py")
+    ]
+    read = {name for source in sources for name in re.findall(r'"(KVGATE_[A-Z]+(?:_[A-Z]+)*)"', source)}
+    assert read == set(OTHER_VARIABLES)
+
+
+# ----------------------------------------------------------------------------------------------------------- clients
+
+
+def test_connect_lists_every_client_its_file_and_the_size_of_its_first_request():
+    rows = {code(row[0])[0]: row for row in table("kvgate connect")}
+    assert list(rows) == list(NAMES)
+    for name, client in FILE_CLIENTS.items():
+        shown = client.find_file(Path("~"), {})
+        assert (code(rows[name][1]), rows[name][4]) == ([str(shown)], f"{client.first_request_tokens:,}")
+
+
 # ------------------------------------------------------------------------------------------------------ other shapes
 
 
 def test_shape_b_lists_every_key_and_where_it_goes():
     listed = {code(row[0])[0]: code(row[1])[0] for row in table("Shape B: an editor's settings.json")}
-    assert listed == {PREFIX + name: ".".join(map(str, path)) for name, path in NAMES.items()}
+    assert listed == {PREFIX + name: ".".join(map(str, path)) for name, path in CLINE_NAMES.items()}
 
 
 def test_shape_c_lists_every_key_and_where_it_goes():
@@ -140,8 +165,8 @@ class Recording(dict[str, Any]):
 def fields_read() -> set[str]:
     chat = Recording({"messages": [{"role": "user", "content": "hi"}], "tools": None})
     text = Recording({"prompt": "hi"})
-    openai_chat.parse(chat, Defaults())
-    openai_completions.parse(text, Defaults())
+    openai_chat.DIALECT.parse(chat, Defaults())
+    openai_completions.DIALECT.parse(text, Defaults())
     return chat.seen | text.seen
 
 
@@ -172,15 +197,16 @@ def test_fields_that_are_refused_are_refused_by_name():
     assert set(REFUSED) == refused_names()
     for name, value in REFUSED.items():
         with pytest.raises(InvalidRequest) as refusal:
-            openai_chat.parse({"messages": [{"role": "user", "content": "hi"}], name: value}, Defaults())
+            openai_chat.DIALECT.parse({"messages": [{"role": "user", "content": "hi"}], name: value}, Defaults())
         assert refusal.value.param == name
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
 
 OUR_HEADER = re.compile(r'"(X-[A-Za-z-]+|x-[a-z-]+|Server-Timing|Retry-After)"')
-INTERNAL = {"x-kvgate-hop", "x-accel-buffering", "x-session-id", "x-session-affinity", "x-stainless-"}
-INTERNAL |= {"x-claude-code-", "x-ratelimit-", "x-gzip"}
+INTERNAL = {"x-kvgate-hop", "x-accel-buffering", "x-stainless-", "x-claude-code-", "x-ratelimit-", "x-gzip"}
+INTERNAL |= {"x-data-parallel-rank", "x-prefiller-host-port"}  # to the servers of a pair
+NOT_OURS = {"authorization", "content-encoding", "anthropic-version", "session_id", "session-id"}
 
 
 def headers_in_code() -> set[str]:
@@ -198,7 +224,7 @@ def test_every_header_is_listed():
 
 
 def test_every_listed_header_exists():
-    ours = headers_in_code() | {"authorization", "content-encoding"} | {name.lower() for name in _TO_CLIENT.values()}
+    ours = headers_in_code() | NOT_OURS | {name.lower() for name in _TO_CLIENT.values()}
     passed_on = {f"{prefix}*" for prefix in _TO_CLIENT_PREFIXES}
     listed = {name.lower() for name in named("Headers to send") | named("Headers that come back")}
     assert listed - ours == passed_on
@@ -212,7 +238,25 @@ def test_server_timing_lists_every_phase():
 def test_the_timing_line_lists_every_fact():
     source = (ROOT / "gateway/service/exchange.py").read_text(encoding="utf-8")
     facts = set(re.findall(r'facts\["(\w+)"\]', source)) | set(Timings.__struct_fields__)
-    assert named("The timing line and records") == facts | {"e2e_seconds", "transfer_overlap_ratio"}
+    of_pairs = set(_leg_facts(Served(queue_seconds=1, prefill_seconds=1, decode_first_seconds=1)))
+    assert named("The timing line and records") == facts | of_pairs | {"e2e_seconds", "transfer_overlap_ratio"}
+
+
+def test_the_timing_line_marks_exactly_what_a_merged_answer_has_not():
+    marked = {
+        name for row in table("The timing line and records") if row[1].startswith("split:") for name in code(row[0])
+    }
+    assert marked == _SPLIT_FACTS | {"transfer_overlap_ratio"}
+
+
+def test_every_kind_of_pair_is_explained():
+    assert [code(row[0])[0] for row in table("vLLM and SGLang pairs")] == list(PLANS)
+
+
+def test_what_needs_a_restart_is_named():
+    text = "\n".join(section("Reload"))
+    wanted = {"engine"} | {name for table_name, names in FIXED.items() for name in names or (table_name,)}
+    assert [name for name in wanted if not re.search(rf"`\[*{name}\]*`", text)] == []
 
 
 # -------------------------------------------------------------------------------------------------- metrics and errors

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from backends.config import EngineConfig
-from backends.engines.base import Engine
+from backends.engines.base import Engine, PeerId
 from backends.engines.build import build_merged
 from backends.engines.choices import Choices
 from backends.engines.split.build import build_decode, build_prefill
@@ -36,6 +36,8 @@ from backends.protocol.messages import (
 from backends.server.preparation import Preparer
 from backends.server.real import RefusingCodec
 from backends.text.tokenizer import TextCodec
+
+PEER = PeerId("the-other-side", 1)
 
 
 class Answered:
@@ -132,9 +134,9 @@ class SplitAnswers(MergedAnswers):
         built = build_decode(make_config(folder, "decode", config), self.choices.emit)
         self.decode = built.engine
         self.prefill = build_prefill(make_config(folder, "prefill", config), self._woken.set).engine
-        fd, size = self.decode.kv_memory_fd, self.decode.kv_memory_bytes
-        assert self.prefill.pair(self.decode.info, fd, size, self._from_prefill.append) is None
-        self.decode.peer_connected(self, self.prefill.info)
+        fd = self.decode.kv_memory_fd
+        assert self.prefill.pair(PEER, self.decode.pair_message(), fd, self._from_prefill.append) is None
+        self.decode.peer_connected(PEER, self, self.prefill.info)
         return self.decode, built.codec
 
     def send(self, message: ToPrefill) -> None:
@@ -145,11 +147,11 @@ class SplitAnswers(MergedAnswers):
         self._woken.clear()
         progressed = bool(self._to_prefill)
         while self._to_prefill:
-            self.prefill.peer_message(self._to_prefill.popleft())
+            self.prefill.peer_message(PEER, self._to_prefill.popleft())
         progressed |= self.prefill.step()
         progressed |= bool(self._from_prefill)
         while self._from_prefill:
-            self.decode.peer_message(self._from_prefill.popleft())
+            self.decode.peer_message(PEER, self._from_prefill.popleft())
         progressed |= super().step()
         return progressed or bool(self._to_prefill) or self._woken.wait(20)
 

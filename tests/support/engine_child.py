@@ -54,6 +54,12 @@ class EngineChild:
             if isinstance(message, kind):
                 return message
 
+    def read_log_until(self, text: str) -> None:
+        """Wait for a line of its log; a test's own time limit ends the wait."""
+        assert self.process.stderr is not None
+        while text.encode() not in self.process.stderr.readline():
+            assert self.process.poll() is None, f"it ended before it logged {text!r}"
+
     def exit_code(self) -> int:
         return self.process.wait(DEADLINE_SECONDS)
 

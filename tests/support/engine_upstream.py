@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from backends.protocol.messages import ChatPrompt, SamplingParams
 from gateway.core.types import CacheMode, CacheStrategy, ChatRequest, Finished, StrategySource, TextDelta
-from gateway.settings.schema import EngineSettings, KVCacheSettings, SchedulerSettings, Settings, TimeoutSettings
+from gateway.routing.instance_choice import InstanceChoice
+from gateway.settings.schema import (
+    CacheLayoutSettings,
+    EngineSettings,
+    KVCacheSettings,
+    SchedulerSettings,
+    Settings,
+    TimeoutSettings,
+    TransferSettings,
+)
 from gateway.upstreams.engine import EngineUpstream
+from gateway.upstreams.engine_process import COMMAND
 from gateway.upstreams.supervisor import InstanceReport, Policy
 
 DEADLINE_SECONDS = 20.0
@@ -28,15 +38,23 @@ async def running_upstream(
     wait_ready: bool = True,
     shutdown_seconds: float = 5.0,
     engine_options: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    lease_seconds: float = 10.0,
+    num_cores: int = 1,
+    command: Sequence[str] = COMMAND,
     **scheduler: int,
 ) -> AsyncIterator[EngineUpstream]:
     settings = Settings(
         timeouts=TimeoutSettings(shutdown_seconds=shutdown_seconds),
         kv_cache=KVCacheSettings(num_kv_blocks=1024),
         scheduler=SchedulerSettings(**scheduler),
+        cache_layout=CacheLayoutSettings(**(layout or {})),
+        transfer=TransferSettings(lease_seconds=lease_seconds),
     )
     engine = EngineSettings(model=f"scripted:{script}", device="cpu", modes=modes, **(engine_options or {}))
-    upstream = EngineUpstream(settings, engine, policy=policy, num_cores=1)
+    upstream = EngineUpstream(
+        settings, engine, make_chooser=InstanceChoice, policy=policy, command=command, num_cores=num_cores
+    )
     await upstream.start()
     try:
         if wait_ready:
