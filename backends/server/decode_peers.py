@@ -64,6 +64,7 @@ class DecodePeers:
     def _hung(self, line: Line) -> None:
         logger.warning("decode side %s hangs: it said nothing for %g seconds", line.peer.name, line.lease_seconds)
         self._drop(line)
+        line.judge_no_more()  # a step under way may keep us from letting go for longer than the peer's lease
 
     def _drop(self, line: Line) -> None:
         if self._current.get(line.peer.name) is line:

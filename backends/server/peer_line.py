@@ -36,6 +36,7 @@ class PeerLine(Generic[T]):
         self._liveness = Liveness(thread.pulse)
         self._lease = Lease.begin(lease_seconds, self._loop.time())
         self._hung = hung
+        self._judges = True
         self._timer: asyncio.TimerHandle | None = None
         self._link: FrameLink[T] | None = None
         self.outlet = Outlet(self._loop, self._write)
@@ -68,6 +69,12 @@ class PeerLine(Generic[T]):
             self._timer.cancel()
             self._timer = None
 
+    def judge_no_more(self) -> None:
+        """Only speak for the engine, until the line closes: the peer may wake up and wait for us to let go."""
+        self._judges = False
+        if self._timer is None:
+            self._tick()
+
     def finish(self) -> None:
         """Ask the peer to let go; it is heard until it has."""
         self.stop()
@@ -91,12 +98,13 @@ class PeerLine(Generic[T]):
 
     def _tick(self) -> None:
         now = self._loop.time()
-        if self._lease.is_expired(now):
+        if self._judges and self._lease.is_expired(now):
             self._timer = self._loop.call_later(SECOND_LOOK_SECONDS, self._judge)
             return
         if self._lease.beat_is_due(now) and self._liveness.moved() and self._link is not None:
             self._link.send(Heartbeat())
-        self._timer = self._loop.call_at(self._lease.next_deadline(), self._tick)
+        deadline = self._lease.next_deadline() if self._judges else self._lease.next_beat_at
+        self._timer = self._loop.call_at(deadline, self._tick)
 
     def _judge(self) -> None:
         if not self._lease.is_expired(self._loop.time()):

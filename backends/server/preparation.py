@@ -75,7 +75,9 @@ class Preparer:
         )
 
     def count(self, prompt: Prompt) -> int:
-        """Tokens of a prompt, however long it is. Raises `RequestRefused` for one that can't be encoded."""
+        """Tokens of a prompt, also of one too long to be served, unless that shows without encoding it: megabytes
+        would keep an encoder for minutes. Raises `RequestRefused`, also for one that can't be encoded."""
+        self._check_length(self.codec.min_tokens(prompt), at_least=True)
         return len(self.codec.encode_prompt(prompt))
 
     def _answer_text(self, prompt: Prompt, token_ids: list[int], sampling: SamplingParams) -> AnswerText:

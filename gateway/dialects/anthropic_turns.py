@@ -22,7 +22,7 @@ from gateway.dialects.anthropic_blocks import (
     told_as_text,
     user_parts,
 )
-from gateway.dialects.fields import kind, refuse
+from gateway.dialects.fields import check_turns, kind, refuse
 from gateway.dialects.object_arguments import arguments_text
 from gateway.dialects.reading import Reading, filled_string_at, mapping_at, string_at
 
@@ -54,6 +54,7 @@ def _turns(value: object, reading: Reading) -> list[Turn]:
     """The first is the system's, maybe an empty one; the others are the user's or the assistant's."""
     if not isinstance(value, list):
         refuse(f"`messages` is required: an array with at least one message, not {kind(value)}.", "messages")
+    check_turns(value, "messages")
     turns: list[Turn] = [("system", [])]
     for index, message in enumerate(value):
         role, blocks = _message(message, f"messages[{index}]")

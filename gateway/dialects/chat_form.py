@@ -6,11 +6,14 @@ Every chat dialect ends here: what its own API says otherwise, it translates bef
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from backends.protocol.messages import ChatPrompt
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base import ChatForm
 from gateway.dialects.chat_messages import read_messages, read_tools
 from gateway.dialects.fields import Fields, refuse
 from gateway.dialects.grammar import grammar_notices, read_response_format, read_tool_choice
@@ -54,6 +57,35 @@ def parse_chat(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
     if use.grammar is not None and response_format is not None:
         notices += ("response_format has no effect: a tool call is forced",)
     return ParsedBody(prompt, sampling, include_usage, cache_salt, notices + unknown_field_notices(fields))
+
+
+def parse_form(form: ChatForm, defaults: Defaults, client_names: Mapping[str, str]) -> ParsedBody:
+    """`parse_chat` of what a dialect has translated. A refusal names a field as the client does, by `client_names`."""
+    try:
+        parsed = parse_chat(form.fields, defaults)
+    except InvalidRequest as error:
+        raise _renamed(error, client_names) from None
+    return replace(parsed, notices=form.notices + parsed.notices, context=form.context)
+
+
+def _renamed(error: InvalidRequest, client_names: Mapping[str, str]) -> InvalidRequest:
+    chat_name = (error.param or "").partition(".")[0].partition("[")[0]
+    name = client_names.get(chat_name)
+    if name is None:
+        return error
+    return InvalidRequest(error.message.replace(f"`{chat_name}", f"`{name}"), param=name)
+
+
+# What a prompt is made of. A count asks for no answer, so that nothing else is looked at.
+_OF_PROMPT = (
+    "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "continue_final_message",
+    "chat_template_kwargs",
+)  # fmt: skip
+
+
+def prompt_of(form: ChatForm) -> ChatForm:
+    """The same prompt without what only its answer needs."""
+    return replace(form, fields={name: form.fields[name] for name in _OF_PROMPT if name in form.fields})
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.dialects.fields import kind, refuse
+from gateway.dialects.fields import check_turns, kind, refuse
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEMPLATE_ROLE = {"developer": "system", "function": "tool"}  # the older or newer name of the same thing
@@ -22,6 +22,7 @@ def read_messages(value: object) -> list[dict[str, Any]]:
         refuse(f"`messages` must be an array, not {kind(value)}.", "messages")
     if not value:
         refuse("`messages` is empty; at least one message is needed.", "messages")
+    check_turns(value, "messages")
     return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
 
 

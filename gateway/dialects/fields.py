@@ -25,6 +25,15 @@ def kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
+MAX_TURNS = 20_000  # reading more would hold up every other request
+
+
+def check_turns(value: Sequence[object], name: str) -> None:
+    """Of a conversation, whatever its API calls its items."""
+    if len(value) > MAX_TURNS:
+        refuse(f"`{name}` has {len(value)} items; at most {MAX_TURNS} are allowed.", name)
+
+
 class Fields:
     """A request's fields, and which of them were asked for: the rest is what nobody understood."""
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import ChatForm, Dialect
-from gateway.dialects.chat_form import parse_chat
+from gateway.dialects.chat_form import parse_form, prompt_of
 from gateway.dialects.fields import refuse
 from gateway.dialects.gemini_config import NAME as GENERATION_CONFIG
 from gateway.dialects.gemini_errors import error_body
@@ -30,21 +29,12 @@ _OUR_NAMES = {
     "messages": "contents",
     "tool_choice": "toolConfig.functionCallingConfig",
 }
-# What a prompt is made of. A count asks for no answer, so that nothing else is looked at.
-_OF_PROMPT = (
-    "model", "messages", "tools", "tool_choice", "continue_final_message", "chat_template_kwargs",
-)  # fmt: skip
 _WRAPPED = "generateContentRequest"
 
 
 def parse(body: Mapping[str, Any], defaults: Defaults) -> ParsedBody:
     """For the local engine. Raises `InvalidRequest`."""
-    form = read_request(body, local=True)
-    try:
-        parsed = parse_chat(form.fields, defaults)
-    except InvalidRequest as error:
-        raise _in_our_words(error) from None
-    return replace(parsed, notices=form.notices + parsed.notices, context=form.context)
+    return parse_form(read_request(body, local=True), defaults, _OUR_NAMES)
 
 
 def to_chat(body: Mapping[str, Any]) -> ChatForm:
@@ -59,16 +49,7 @@ def count_tokens_request(body: Mapping[str, Any]) -> ChatForm:
         if not isinstance(wrapped, dict):
             refuse(f"`{_WRAPPED}` must be an object.", _WRAPPED)
         body = wrapped
-    form = read_request(body, local=True)
-    return replace(form, fields={name: form.fields[name] for name in _OF_PROMPT if name in form.fields})
-
-
-def _in_our_words(error: InvalidRequest) -> InvalidRequest:
-    chat_name = (error.param or "").partition(".")[0].partition("[")[0]
-    ours = _OUR_NAMES.get(chat_name)
-    if ours is None:
-        return error
-    return InvalidRequest(error.message.replace(f"`{chat_name}", f"`{ours}"), param=ours)
+    return prompt_of(read_request(body, local=True))
 
 
 DIALECT = Dialect(

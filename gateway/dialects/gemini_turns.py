@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.dialects.fields import kind, refuse
+from gateway.dialects.fields import check_turns, kind, refuse
 from gateway.dialects.gemini_parts import BETWEEN_TEXTS, ChatPart, Part, content_of, read_parts, told_as_text, user_part
 from gateway.dialects.gemini_results import CallIds, tool_call, tool_result
 from gateway.dialects.gemini_spelling import fields_at
@@ -38,6 +38,7 @@ def _turns(value: object, reading: Reading) -> list[Turn]:
     contents = [value] if isinstance(value, dict) else value
     if not isinstance(contents, list):
         refuse(f"`contents` is required: an array with at least one content, not {kind(value)}.", "contents")
+    check_turns(contents, "contents")
     turns: list[Turn] = []
     for index, content in enumerate(contents):
         role, parts = _content(content, f"contents[{index}]", reading)
@@ -55,7 +56,7 @@ def _turns(value: object, reading: Reading) -> list[Turn]:
 def _content(value: object, path: str, reading: Reading) -> Turn:
     fields = fields_at(value, path)
     role = fields.get("role") or "user"
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         shown = repr(role[:40]) if isinstance(role, str) else kind(role)
         refuse(f"`{path}.role` must be 'user' or 'model'; it is {shown}.", f"{path}.role")
     parts = read_parts(fields.get("parts", []), f"{path}.parts", reading)

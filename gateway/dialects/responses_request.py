@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.dialects.base import ChatForm
-from gateway.dialects.fields import Fields, kind, refuse
+from gateway.dialects.fields import Fields, check_turns, kind, refuse
 from gateway.dialects.responses_echo import read_echo
 from gateway.dialects.responses_items import History, read_items
 from gateway.dialects.responses_messages import Messages, Source
@@ -101,6 +101,7 @@ def _input(fields: Fields) -> list[Any]:
         refuse(f"`input` must be a string or an array of items, not {kind(value)}.", "input")
     if not value:
         refuse("`input` is empty; at least one item is needed.", "input")
+    check_turns(value, "input")
     return value
 
 

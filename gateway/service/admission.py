@@ -15,7 +15,7 @@ from gateway.core.errors import BudgetExhausted, GatewayError, KeyForbids, RateL
 from gateway.core.types import Route
 from gateway.service.call import Call
 from gateway.service.exchange import Exchange
-from gateway.service.key_limits import KeyLimits, check_allowed, tokens_needed
+from gateway.service.key_limits import KeyLimits, check_allowed, is_limited, tokens_needed
 from gateway.settings.schema import KeySettings
 from gateway.upstreams.price_book import PriceBook
 
@@ -53,6 +53,8 @@ class Admission:
         strategy = exchange.strategy
         assert strategy is not None, "a call is understood before it is let in"
         check_allowed(key, exchange.model or routes[0].upstream_model, strategy.mode)
+        if not is_limited(key):
+            return  # most keys: nothing of theirs is counted
         if key.budget_usd is not None:
             self._check_priced(key, routes)
         exchange.limit_headers = partial(self._limits.headers, key)

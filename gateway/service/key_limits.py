@@ -66,6 +66,11 @@ class _State:
     period: str = ""
 
 
+def is_limited(key: KeySettings) -> bool:
+    limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent, key.budget_usd)
+    return any(limit is not None for limit in limits)
+
+
 class Permit:
     """One admitted request. `done` once, with what it took."""
 

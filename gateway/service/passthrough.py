@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -86,9 +86,9 @@ async def stream_bytes(
         relay = _Relay(exchange, plan.strip_usage)
         chunks = response.chunks()
         async for chunk in _until_cut(chunks, relay):
-            out = relay.take(chunk)
-            if out:
-                yield out
+            for out in relay.take(chunk):
+                if out:
+                    yield out
             if relay.unreadable_error is not None:
                 raise relay.unreadable_error
             if relay.ended:
@@ -138,16 +138,22 @@ class _Relay:
         self._strip_usage = strip_usage
         self._scanner = SseScanner()
         self._sniffer = _sniffer(exchange)
+        self._num_held_bytes = 0
         self._held: list[bytes] = []  # until the first text
         self._flowing = False
         self._finish_reason: str | None = None
 
-    def take(self, chunk: bytes) -> bytes:
+    def take(self, chunk: bytes) -> Iterator[bytes]:
+        """What goes out. The first text doesn't wait until what came with it is read too."""
         try:
             frames = self._scanner.feed(chunk)
         except FrameTooLong as error:
             raise UpstreamGone(f"The upstream's stream can't be passed on. {error}") from None
-        return self._pass_on(frames)
+        num_read = 0
+        while not self._flowing and num_read < len(frames):
+            yield self._pass_on(frames[num_read : num_read + 1])
+            num_read += 1
+        yield self._pass_on(frames[num_read:])
 
     def finish(self) -> bytes:
         """The upstream closed the stream in good order. Without a finish reason that is a cut answer."""
@@ -185,13 +191,14 @@ class _Relay:
                 out.append(frame.raw)
             self._flowing = self._flowing or seen.text or seen.finish_reason is not None or self.ended
         if not self._flowing:
-            self._check_held()
+            self._check_held(frames)
             return b""
         self._held = []
         return b"".join(out)
 
-    def _check_held(self) -> None:
-        if sum(map(len, self._held)) > MAX_FRAME_BYTES:
+    def _check_held(self, frames: list[Frame]) -> None:
+        self._num_held_bytes += sum(len(frame.raw) for frame in frames)
+        if self._num_held_bytes > MAX_FRAME_BYTES:
             raise UpstreamGone("The upstream's stream can't be passed on: it has sent too much before any text.")
 
     def _learn(self, seen: Seen) -> None:

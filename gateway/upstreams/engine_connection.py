@@ -32,7 +32,7 @@ from backends.protocol.messages import (
     TokenChunk,
     TokenCount,
 )
-from gateway.core.errors import UpstreamGone
+from gateway.core.errors import InvalidRequest, UpstreamGone
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,11 @@ class EngineConnection:
     def open(self, generate: Generate) -> RequestChannel:
         channel = RequestChannel(self, generate.request_id)
         self._channels[generate.request_id] = channel
-        self._link.send(generate)
+        try:
+            self._say(generate)
+        except InvalidRequest:
+            del self._channels[generate.request_id]
+            raise
         return channel
 
     def forget(self, request_id: str, *, abort: bool) -> None:
@@ -154,11 +158,20 @@ class EngineConnection:
             raise self._gone("its connection ended")
         question: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._questions[number] = question
-        self._link.send(message)
         try:
+            self._say(message)
             return await question
         finally:
             self._questions.pop(number, None)
+
+    def _say(self, message: ToEngine) -> None:
+        """Raises `InvalidRequest` for a number within a client's schema or message that the link has no room for."""
+        try:
+            self._link.send(message)
+        except OverflowError:
+            raise InvalidRequest(
+                "`messages` or `tools` have a whole number that needs more than 64 bits. Send a smaller one, or text."
+            ) from None
 
     def _gone(self, reason: str) -> UpstreamGone:
         return UpstreamGone(f"The {self._name} engine process is gone: {reason}. It is being restarted; try again.")

@@ -87,7 +87,7 @@ def test_config_and_end_marks_are_taken_over(tmp_path: Path) -> None:
     assert (generation["eos_token_id"], generation["bos_token_id"]) == (2, 1)
 
 
-def test_special_tokens_stay_whole_and_odd_strings_come_back(tmp_path: Path) -> None:
+def test_cx_07_special_tokens_stay_whole_and_odd_strings_come_back(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted(tmp_path))
 
     assert tokenizer.encode("<|im_start|>x<|im_end|>")[0::2] == [1, 2]

@@ -133,6 +133,24 @@ async def test_a_living_engine_is_told_and_a_silent_peer_is_given_up_once():
     theirs.close()
 
 
+async def test_a_peer_given_up_still_hears_that_the_engine_lives_until_the_line_closes():
+    line, theirs, hung = await open_line(Pulse(True, 1, 0.0), 0.15)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await hung.wait()
+        await loop.sock_recv(theirs, 4096)  # what was said until then
+        hung.clear()
+        line.judge_no_more()
+        for _ in range(4):
+            assert await loop.sock_recv(theirs, 4096)
+        line.close()
+        while await loop.sock_recv(theirs, 4096):
+            pass
+
+    assert not hung.is_set()
+    theirs.close()
+
+
 async def test_a_stuck_engine_says_nothing_and_still_judges_its_peer():
     line, theirs, hung = await open_line(Pulse(False, 1, 0.0), 0.15)
     line._liveness.moved()  # from now on it doesn't move

@@ -186,3 +186,12 @@ def test_tc_07_a_chats_answer_begins_with_what_its_prompt_opened():
     assert text_of(TextPrompt(text="hi")) == AnswerText()
     held = SamplingParams(grammar=GrammarSpec(kind="json_object"))
     assert text_of(ChatPrompt(messages=messages), held) == AnswerText(), "a grammar knows no reasoning"
+
+
+def test_a_count_may_exceed_the_context_but_takes_no_megabytes():
+    codec = CountingCodec()
+    preparer = Preparer(codec, make_info())
+    assert preparer.count(TextPrompt(text="a " * 101)) == 101
+    with pytest.raises(RequestRefused, match="at least 1000 tokens") as refused:
+        preparer.count(TextPrompt(text="a" * 1_000_000))
+    assert (refused.value.code, codec.num_encoded) == ("context_length_exceeded", 1)

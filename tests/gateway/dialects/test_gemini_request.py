@@ -529,3 +529,8 @@ def test_odd_json_is_answered_or_refused_by_its_place(name: str, value: Any) -> 
         param = error.param or ""
         if not param.startswith(name):
             raise
+
+
+@pytest.mark.parametrize("role", [["user"], [{}], {"type": "user"}, 5, "zz"])
+def test_a_role_of_any_other_kind_is_refused_by_its_place(role: Any) -> None:
+    assert refused((role, [said("q")])).param == "contents[0].role"

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from backends.protocol.messages import CountTokens, EngineStats, GetStats, StatsReport, TextPrompt, TokenCount
-from gateway.core.errors import ModeUnavailable, UpstreamGone
+from backends.protocol.framing import Encoder
+from backends.protocol.messages import (
+    ChatPrompt,
+    CountTokens,
+    EngineStats,
+    Generate,
+    GetStats,
+    StatsReport,
+    TextPrompt,
+    TokenCount,
+)
+from gateway.core.errors import InvalidRequest, ModeUnavailable, UpstreamGone
 from gateway.core.types import CacheMode, Started
 from gateway.upstreams.engine_connection import EngineConnection
 from support.engine_upstream import make_request, running_upstream
@@ -25,6 +35,7 @@ class Link:
         self.said: list[Any] = []
 
     def send(self, message: Any) -> None:
+        Encoder().encode(message)
         self.said.append(message)
 
 
@@ -69,3 +80,16 @@ async def test_an_engine_process_counts_what_it_would_compute():
             assert await upstream.count_tokens(request) == started[-1].prompt_tokens
     with pytest.raises(ModeUnavailable):
         await upstream.count_tokens(request)
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+async def test_a_number_that_the_link_can_not_carry_is_the_client_s_fault(number: int):
+    tools = [{"function": {"name": "f", "parameters": {"maximum": number}}}]
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "a"}], tools=tools)
+    connection = EngineConnection(Link(), "merged")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="64 bits"):
+        await connection.count_tokens(prompt)
+    with pytest.raises(InvalidRequest, match="64 bits"):
+        connection.open(Generate(request_id="r", prompt=prompt))
+    assert not connection._channels
+    assert not connection._questions

@@ -303,5 +303,5 @@ async def test_models_have_the_sizes_of_its_table_and_a_budget_its_prices():
         unpriced = await gateway.chat(model=OPENAI, headers=headers)
 
     assert next(entry for entry in listed if entry["id"] == ANTHROPIC)["max_model_len"] >= 200_000
-    assert (first.status, second.status, second.error["code"]) == (200, 429, "insufficient_quota")
+    assert (first.status, second.status, second.error["code"]) == (200, 429, "insufficient_quota"), first.body
     assert (unpriced.status, unpriced.error["code"]) == (403, "key_not_allowed")

@@ -458,3 +458,14 @@ async def test_model_ids_may_hold_slashes_and_colons():
     async with fake_upstream(http_answer(listed)) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.get("/split/v1/models/org/model:7b")
     assert (answer.status, answer.json()["id"], answer.json()["context_length"]) == (200, "org/model:7b", 4096)
+
+
+@pytest.mark.parametrize(
+    ("place", "field"), [("chat/completions", "messages"), ("messages", "messages"), ("responses", "input")]
+)
+async def test_a_conversation_of_very_many_items_is_refused_before_it_is_read(place, field):
+    body = {**BODIES[place], field: [{"role": "user", "content": "a"}] * 20_001}
+    async with running(local_settings(), ScriptedUpstream()) as gateway:
+        answer = await gateway.post(f"/v1/{place}", body)
+    assert answer.status == 400
+    assert f"`{field}` has 20001 items" in answer.error["message"]

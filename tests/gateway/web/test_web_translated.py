@@ -311,6 +311,14 @@ async def test_st_10_a_break_before_the_first_text_is_a_5xx(place, stream):
         assert (answer.status, record["outcome"]) == (502, "error")
 
 
+@pytest.mark.parametrize("steps", [(), (DONE,)])
+async def test_an_12_an_answer_without_any_event_is_an_http_error_of_this_api(steps):
+    answer, record, _ = await asked("messages", sse_answer(*steps))
+    assert (answer.status, answer.headers["Content-Type"]) == (502, "application/json")
+    assert (answer.json()["type"], answer.error["type"]) == ("error", "api_error")
+    assert record["outcome"] == "error"
+
+
 @pytest.mark.parametrize("place", PLACES)
 async def test_st_11_an_error_frame_before_any_text_is_an_http_error(place):
     answer, _, _ = await asked(place, sse_answer(ROLE, LIMIT))
