@@ -122,11 +122,21 @@ def test_requests_wait_while_the_decode_side_has_no_blocks_or_no_place():
     pair.close()
 
 
+def prefill_alone(pair: SplitPair, num_prompts: int) -> None:
+    """Compute and copy all prompts; the decode side hears of it afterwards."""
+    pair.deliver()
+    while sum(isinstance(message, Prefilled) for message in pair.from_prefill) < num_prompts:
+        pair.woken.clear()
+        if not pair.prefill.step():
+            assert pair.woken.wait(WAIT_SECONDS), "the copies don't end"
+
+
 def test_a_preempted_answer_is_computed_again_on_the_decode_side():
     pair = SplitPair(decode_blocks=9, prefill_blocks=16)
     pair.connect()
     for seed, request_id in enumerate("abc"):
         pair.submit(request_id, prompt(4, seed=seed), 20)
+    prefill_alone(pair, 3)  # so that all decode at once, however late the copying threads are
     pair.run()
 
     for seed, request_id in enumerate("abc"):
