@@ -18,7 +18,7 @@ from gateway.core.types import CacheMode, CacheStrategy, ChatRequest, ModelCard,
 from gateway.settings.schema import EngineSettings, Settings
 from gateway.upstreams.attempts import Chooser, stream_from_any
 from gateway.upstreams.availability import TAKER_OF_MODE, given_up, kv_dtype_refusal, takers, why_not
-from gateway.upstreams.engine_config import instance_names, instance_plans, served_name, variant_cost, variant_plans
+from gateway.upstreams.engine_config import instance_names, instance_plans, variant_cost, variant_plans
 from gateway.upstreams.engine_connection import EngineConnection
 from gateway.upstreams.engine_messages import ERROR_OF_CODE, RETRY_AFTER_SECONDS, events_of, generate_message
 from gateway.upstreams.engine_process import COMMAND
@@ -55,7 +55,7 @@ class EngineUpstream:
         self._engine = engine
         self._num_cores = num_cores
         self._command = command
-        self._served_name = served_name(engine)
+        self._served_name = engine.public_name()
         self._shutdown_seconds = settings.timeouts.shutdown_seconds
         self._policy = policy or Policy(
             ready_timeout_seconds=engine.ready_timeout_seconds, max_restarts=engine.max_restarts

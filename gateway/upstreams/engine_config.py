@@ -141,7 +141,7 @@ def engine_config(
     config: dict[str, Any] = {
         "role": role,
         "model": engine.model,
-        "served_name": served_name(engine),
+        "served_name": engine.public_name(),
         "device": _device(settings, engine, role, index),
         "dtype": engine.dtype,
         "weight_dtype": engine.weight_dtype,
@@ -168,14 +168,6 @@ def engine_config(
         "cpus": share.cpus,
     }
     return {name: value for name, value in config.items() if value is not None}
-
-
-def served_name(engine: EngineSettings) -> str:
-    """The name that clients use: as set, or the last part of the model's path or hub id."""
-    if engine.served_name is not None:
-        return engine.served_name
-    name = engine.model.partition(":")[0].rstrip("/").rpartition("/")[2]
-    return name.removesuffix(".gguf") or engine.model
 
 
 def _device(settings: Settings, engine: EngineSettings, role: Role, index: int) -> str:

@@ -23,7 +23,6 @@ from gateway.upstreams.engine_config import (
     InstancePlan,
     instance_names,
     instance_plans,
-    served_name,
     variant_cost,
     variant_plans,
 )
@@ -208,4 +207,4 @@ def test_what_a_variant_costs_is_said(cache: dict[str, Any], said: str):
     ],
 )
 def test_the_model_is_served_under_its_short_name(engine: dict[str, str], name: str):
-    assert served_name(EngineSettings(**engine)) == name  # type: ignore[arg-type]
+    assert EngineSettings(**engine).public_name() == name  # type: ignore[arg-type]
