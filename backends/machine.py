@@ -7,12 +7,13 @@ not what it does on average.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 
 import torch
+
+from backends.core.cores import process_cores
 
 READ_BYTES = 1 << 29  # far more than any cache holds
 NUM_ROWS, WIDTH = 1024, 2048
@@ -49,7 +50,7 @@ def matmul_speed(num_rows: int = NUM_ROWS, width: int = WIDTH) -> float:
 
 
 def main() -> None:
-    num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_threads = process_cores()
     torch.set_num_threads(num_threads)
     figures = {
         "memory_read_bytes_per_second": memory_read_speed(),

@@ -42,7 +42,7 @@ class AnswerLoop:
             return result
         for item, token_id in zip(result.output.scheduled, result.sampled, strict=True):
             if token_id is not None:
-                self._tell(item.request)
+                self.tell(item.request)
         return result
 
     def expire(self) -> list[Request]:
@@ -76,12 +76,14 @@ class AnswerLoop:
         self._outputs.fail(request_id, code, message)
         self._scheduler.abort(request_id)
 
-    def _tell(self, request: Request) -> None:
+    def tell(self, request: Request) -> bool:
+        """Emit what its newest token says. True: that ended the answer, and it is gone with its blocks."""
         try:
             ended = self._outputs.process(request)
         except Exception as error:  # text of one answer can't be made: that answer's trouble alone
             logger.exception("request %s: its output can't be told", request.request_id)
             self.fail(request.request_id, "internal", f"The engine failed while writing this answer: {error}")
-            return
+            return True
         if ended:
             self._scheduler.finish(request)
+        return ended

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
-from backends.engines.admission import check_new
+from backends.engines.admission import accepted, check_new
 from backends.engines.answer_loop import AnswerLoop
 from backends.engines.base import Emit
 from backends.engines.outputs import OutputProcessor
 from backends.engines.stats import MemoryProbe, engine_stats, reset_peaks
 from backends.engines.stepper import Stepper
-from backends.protocol.messages import Accepted, EngineInfo, EngineStats
+from backends.protocol.messages import EngineInfo, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,7 @@ class MergedEngine:
         except BaseException:
             self._scheduler.finish(request)
             raise
-        self._emit(
-            Accepted(
-                request_id=request.request_id,
-                prompt_tokens=request.num_prompt_tokens,
-                max_tokens=request.max_tokens,
-                notices=request.notices,
-            )
-        )
+        self._emit(accepted(request))
 
     def abort(self, request_id: str) -> None:
         self._loop.abort(request_id)

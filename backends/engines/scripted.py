@@ -26,9 +26,9 @@ from typing import Any
 from backends.config import EngineConfig
 from backends.core.errors import RequestRefused
 from backends.core.request import AnswerText, Request, TokenGrammar
+from backends.engines.admission import accepted
 from backends.engines.base import Emit
 from backends.protocol.messages import (
-    Accepted,
     ChatPrompt,
     Done,
     EngineInfo,
@@ -195,14 +195,7 @@ class ScriptedEngine:
         if len(self._waiting) >= self._config.max_waiting and len(self._running) >= self._config.max_num_seqs:
             raise RequestRefused("queue_full", f"{len(self._waiting)} requests are waiting; try again later.")
         self._waiting.append(request)
-        self._emit(
-            Accepted(
-                request_id=request.request_id,
-                prompt_tokens=request.num_prompt_tokens,
-                max_tokens=request.max_tokens,
-                notices=request.notices,
-            )
-        )
+        self._emit(accepted(request))
 
     def abort(self, request_id: str) -> None:
         for requests in (self._waiting, self._running):

@@ -1,4 +1,4 @@
-"""The verbs by which KV moves from one instance's cache into another's, and how its time is counted.
+"""The verbs by which KV moves from one instance's cache into another's.
 
 A decode side has a `KVMemory` that prefill sides write to; a prefill side gets a `KVConnector` into it from what the
 decode side's `Pair` says. A connector only copies one layer's slots of one request, in the caller's thread;
@@ -7,12 +7,10 @@ decode side's `Pair` says. A connector only copies one layer's slots of one requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from backends.protocol.messages import Pair
-
-Interval = tuple[float, float]  # start, end; seconds on one clock
 
 
 class TransferError(OSError):
@@ -34,23 +32,14 @@ class KVLayout(NamedTuple):
 class KVMemory(Protocol):
     """The decode side's KV memory, which peers write to: a `KVLayout`."""
 
-    @property
-    def backend(self) -> str:
-        """The transfer backend by which it is reached; goes into `Pair.transfer_backend`."""
-
-    @property
-    def fd(self) -> int:
-        """Travels beside `Pair`; -1 = none does."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def metadata(self) -> bytes:
-        """What else a peer needs to reach it; goes into `Pair.kv_memory_metadata`. Opaque to all but the backend."""
+    backend: str  # the transfer backend by which it is reached; goes into `Pair.transfer_backend`
+    num_bytes: int
+    fd: int = -1  # travels beside `Pair`; -1 = none does, or it is closed
+    metadata: bytes = b""  # what else a peer needs to reach it; goes into `Pair.kv_memory_metadata`, opaque to others
 
     def prefault(self, block_ids: Sequence[int]) -> None:
         """A hint that peers will write to these blocks soon. Never blocks, never raises; may do nothing."""
+        return
 
     def close(self) -> None:
         """Peers can't reach it any more. Doing it again does nothing."""
@@ -103,72 +92,3 @@ class KVConnector(Protocol):
 # On the prefill side: a way into the memory of the decode side that sent this `Pair`. The descriptor that came beside
 # it stays the caller's. Raises OSError or ValueError with the reason why there is no way.
 Connect = Callable[[Pair, int | None], KVConnector]
-
-
-class Run(NamedTuple):
-    """Whole blocks at even steps on both sides, or one block of which only slots [first_slot, end_slot) move.
-
-    A free list gives blocks back in the order they were freed, often downwards: hence steps, which may be negative.
-    """
-
-    source: int
-    target: int
-    num_blocks: int
-    source_step: int
-    target_step: int
-    first_slot: int
-    end_slot: int
-
-
-def runs(
-    source_block_ids: Sequence[int], target_block_ids: Sequence[int], start: int, stop: int, block_size: int
-) -> Iterator[Run]:
-    """Tokens [start, stop) as few runs, in order."""
-    pending: Run | None = None
-    for index in range(start // block_size, -(-stop // block_size)):
-        first_slot = max(start - index * block_size, 0)
-        end_slot = min(stop - index * block_size, block_size)
-        block = Run(source_block_ids[index], target_block_ids[index], 1, 1, 1, first_slot, end_slot)
-        longer = _join(pending, block, block_size) if pending is not None else None
-        if longer is None and pending is not None:
-            yield pending
-        pending = longer or block
-    if pending is not None:
-        yield pending
-
-
-def _join(run: Run, block: Run, block_size: int) -> Run | None:
-    """The run with the block at its end, or None if it doesn't follow."""
-    if (run.end_slot - run.first_slot, block.end_slot - block.first_slot) != (block_size, block_size):
-        return None
-    if run.num_blocks == 1:
-        run = run._replace(source_step=block.source - run.source, target_step=block.target - run.target)
-    follows = (
-        block.source == run.source + run.num_blocks * run.source_step
-        and block.target == run.target + run.num_blocks * run.target_step
-    )
-    return run._replace(num_blocks=run.num_blocks + 1) if follows else None
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The time covered by any of the intervals, as disjoint intervals in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def covered_seconds(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in union(intervals))
-
-
-def overlapped_seconds(intervals: Iterable[Interval], window: Interval) -> float:
-    """How much of the time covered by the intervals lies inside the window."""
-    return covered_seconds(
-        (max(start, window[0]), min(end, window[1]))
-        for start, end in intervals
-        if min(end, window[1]) > max(start, window[0])
-    )

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from backends.kv_transfer.base import Connect, KVConnector, KVMemory, Run, TransferError
+from backends.kv_transfer.base import Connect, KVConnector, KVMemory, TransferError
 from backends.kv_transfer.cuda_marks import mark_computed, wait_computed
 from backends.kv_transfer.part_cache import PartCache
+from backends.kv_transfer.runs import Run
 from backends.protocol.messages import Pair
 
 
@@ -71,37 +72,15 @@ class CudaCopies(Copies):
 
 
 class CudaKVMemory(KVMemory):
-    """A decode side's pool on a device."""
+    """A decode side's pool on a device, where it is resident from the start."""
+
+    backend = "cuda_ipc"
 
     def __init__(self, pool: Tensor, *, sharing: Sharing | None = None) -> None:
         """`pool` is all of it as bytes; peers may use it until the process ends."""
         self._pool: Tensor | None = pool
-        self._num_bytes = pool.nbytes
-        self._metadata = (sharing or CudaSharing()).export(pool)
-
-    @property
-    @override
-    def backend(self) -> str:
-        return "cuda_ipc"
-
-    @property
-    @override
-    def fd(self) -> int:
-        return -1
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def metadata(self) -> bytes:
-        return self._metadata
-
-    @override
-    def prefault(self, block_ids: Sequence[int]) -> None:
-        """Device memory is there from the start."""
+        self.num_bytes = pool.nbytes
+        self.metadata = (sharing or CudaSharing()).export(pool)
 
     @override
     def close(self) -> None:

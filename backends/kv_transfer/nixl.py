@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from backends.kv_transfer.base import Connect, KVConnector, KVLayout, KVMemory, Run
+from backends.kv_transfer.base import Connect, KVConnector, KVLayout, KVMemory
 from backends.kv_transfer.cuda_marks import mark_computed, wait_computed
 from backends.kv_transfer.nixl_agent import Descriptors, MemoryKind, NixlAgent
 from backends.kv_transfer.nixl_connection import Connection, MakeAgent, attempt
 from backends.kv_transfer.pages import Prefaulter
 from backends.kv_transfer.part_cache import PartCache
+from backends.kv_transfer.runs import Run
 from backends.protocol.messages import Pair
 
 PROBE_SECONDS = 5.0  # for the first write to a new peer, which makes the connection
@@ -44,12 +45,15 @@ class Place(msgspec.Struct, frozen=True):
 class NixlKVMemory(KVMemory):
     """A decode side's pool, registered under a name that no earlier process had."""
 
+    backend = "nixl"
+
     def __init__(
         self, pool: Tensor, *, prefaulter: Prefaulter | None = None, make_agent: MakeAgent = NixlAgent
     ) -> None:
         """`pool` is all of it as bytes; it must outlive this."""
         self._pool = pool
         self._prefaulter = prefaulter
+        self.num_bytes = pool.nbytes
         kind = memory_kind(pool)
         self._agent = make_agent(_unique_name("decode"), kind)
         self._probe = torch.zeros(64, dtype=torch.uint8, device=pool.device)
@@ -58,27 +62,7 @@ class NixlKVMemory(KVMemory):
             for tensor in (pool, self._probe)
         ]
         place = Place(self._agent.metadata(), kind, pool.data_ptr(), _device_number(pool), self._probe.data_ptr())
-        self._metadata = msgspec.msgpack.encode(place)
-
-    @property
-    @override
-    def backend(self) -> str:
-        return "nixl"
-
-    @property
-    @override
-    def fd(self) -> int:
-        return -1
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._pool.nbytes
-
-    @property
-    @override
-    def metadata(self) -> bytes:
-        return self._metadata
+        self.metadata = msgspec.msgpack.encode(place)
 
     @override
     def prefault(self, block_ids: Sequence[int]) -> None:

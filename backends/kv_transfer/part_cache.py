@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from backends.kv_transfer.base import Run, runs
+from backends.kv_transfer.runs import Run, runs
 
 BlockIds = Sequence[int]
 Plan = TypeVar("Plan")

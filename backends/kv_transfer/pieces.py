@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.kv_transfer.base import Run
+from backends.kv_transfer.runs import Run
 from backends.native.library import load
 
 Pieces = NDArray[np.int64]  # [num_pieces, 3]: source offset, target offset, bytes; within the keys of one layer

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.core.cores import process_cores, unbind_this_thread
-from backends.kv_transfer.base import Interval, KVConnector, covered_seconds, overlapped_seconds
+from backends.kv_transfer.base import KVConnector
+from backends.kv_transfer.intervals import Interval, covered_seconds, overlapped_seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from backends.kv_transfer.base import Connect, KVConnector, KVLayout, KVMemory, Run
+from backends.kv_transfer.base import Connect, KVConnector, KVLayout, KVMemory
 from backends.kv_transfer.pages import Prefaulter, populate
 from backends.kv_transfer.part_cache import PartCache
 from backends.kv_transfer.pieces import PieceCopier, Pieces, pieces_of
+from backends.kv_transfer.runs import Run
 from backends.protocol.messages import Pair
 
 CacheBytes = NDArray[np.uint8]  # [num_layers, 2, num_blocks, bytes_per_block]
@@ -52,10 +53,12 @@ def _anonymous_file() -> int:
 class SharedKVMemory(KVMemory):
     """A map of shared memory and a descriptor of it, which the side that made it hands to peers as they come."""
 
+    backend = "local"
+
     def __init__(self, buffer: mmap.mmap, *, fd: int, prefaulter: Prefaulter | None = None) -> None:
         self.buffer = buffer
-        self._fd = fd
-        self._num_bytes = len(buffer)
+        self.fd = fd
+        self.num_bytes = len(buffer)
         self._prefaulter = prefaulter
 
     @classmethod
@@ -89,27 +92,6 @@ class SharedKVMemory(KVMemory):
             os.close(own)
             raise
 
-    @property
-    @override
-    def backend(self) -> str:
-        return "local"
-
-    @property
-    @override
-    def fd(self) -> int:
-        """-1 once it is closed."""
-        return self._fd
-
-    @property
-    @override
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    @override
-    def metadata(self) -> bytes:
-        return b""
-
     @override
     def prefault(self, block_ids: Sequence[int]) -> None:
         if self._prefaulter is not None:
@@ -120,9 +102,9 @@ class SharedKVMemory(KVMemory):
         """Give the memory back. Arrays that still look into it keep the map alive until they go."""
         if self._prefaulter is not None:
             self._prefaulter.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         with contextlib.suppress(BufferError):
             self.buffer.close()
 

@@ -6,7 +6,8 @@ is that of transformers, so that fp32 results agree with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +31,15 @@ class DenseLayer:
     gate_up: Linear
     down: Linear
     attention: AttentionParams
+
+    def with_products(self, change: Callable[[Linear], Linear]) -> DenseLayer:
+        return replace(
+            self,
+            qkv=change(self.qkv),
+            output=change(self.output),
+            gate_up=change(self.gate_up),
+            down=change(self.down),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,17 +69,7 @@ def _parts(loader: LinearLoader, config: DenseConfig, *, for_file: bool) -> Part
     embedding = loader.vector(embedding_name)
     yield "embedding", embedding
     for index in range(config.num_layers):
-        layer = _layer(loader, config, index)
-        yield (
-            f"layer {index}",
-            replace(
-                layer,
-                qkv=complete(layer.qkv),
-                output=complete(layer.output),
-                gate_up=complete(layer.gate_up),
-                down=complete(layer.down),
-            ),
-        )
+        yield f"layer {index}", _layer(loader, config, index).with_products(complete)
     yield "norm", loader.vector("model.norm.weight")
     tied = config.tie_word_embeddings
     yield "head", complete(loader.head(embedding_name if tied else "lm_head.weight", embedding if tied else None))

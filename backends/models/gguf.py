@@ -22,6 +22,7 @@ from typing import Any
 
 from backends.models.cache import FORMAT, MARKER
 from backends.models.gguf_tokenizer import convert_tokenizer
+from backends.models.progress import say
 
 QUANTIZED = "quantized.safetensors"
 
@@ -160,12 +161,8 @@ def main(argv: list[str]) -> int:
     source, target, name, sha256 = argv
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def report(stage: str) -> None:
-        sys.stderr.write(f"kvgate: {name}: {stage}\n")
-        sys.stderr.flush()
-
     try:
-        convert(Path(source), Path(target), name, sha256, report)
+        convert(Path(source), Path(target), name, sha256, lambda stage: say(name, stage))
     except KeyboardInterrupt:
         return 130
     except Exception as error:

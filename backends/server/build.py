@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from backends.config import EngineConfig
 from backends.core.errors import PoolTooSmall
-from backends.engines.base import Emit, Engine, SplitDecodeEngine, SplitPrefillEngine
+from backends.engines.base import Emit
 from backends.engines.scripted import ScriptedCodec, ScriptedEngine, is_scripted, start_script
 from backends.engines.scripted_split import ScriptedDecodeEngine, ScriptedPrefillEngine
 from backends.server.devices import bind_computing_threads, give_way
-from backends.server.preparation import PromptCodec
-
-
-@dataclass(frozen=True, slots=True)
-class MergedInstance:
-    engine: Engine
-    codec: PromptCodec
-    notices: tuple[str, ...] = ()  # of the machine; the engine's own are in its info
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeInstance:
-    engine: SplitDecodeEngine
-    codec: PromptCodec
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillInstance:
-    engine: SplitPrefillEngine
-    notices: tuple[str, ...] = ()
-
-
-Instance = MergedInstance | DecodeInstance | PrefillInstance
+from backends.server.instances import DecodeInstance, Instance, MergedInstance, PrefillInstance
 
 
 class StartError(Exception):

@@ -18,11 +18,12 @@ from backends.config import EngineConfig
 from backends.engines.choices import Choices
 from backends.protocol.link import FrameLink, open_link
 from backends.protocol.messages import EngineInfo, Ready, StartFailed, ToEngine
-from backends.server.build import DecodeInstance, Instance, PrefillInstance, StartError, build_instance
+from backends.server.build import StartError, build_instance
 from backends.server.control import Arrival, watch_control
 from backends.server.decode_peers import DecodePeers
 from backends.server.engine_thread import EngineThread, Outlet, Steppable
 from backends.server.gateway_session import GatewaySession
+from backends.server.instances import DecodeInstance, Instance, PrefillInstance
 from backends.server.prefill_peers import PrefillPeers
 from backends.server.preparation import Preparer
 
@@ -37,9 +38,17 @@ NUM_ENCODERS = 2  # prompts encoded at once: a long one does not hold up the sho
 LAST_WORDS_SECONDS = 5.0  # longest wait for the gateway to read the last frames
 
 
-async def run_instance(config: EngineConfig, gateway: socket.socket, control: socket.socket) -> int:
-    """Serve until drained, told to stop, or broken; returns the exit code. The gateway's death ends the process."""
-    process = InstanceProcess(config)
+async def run_instance(
+    config: EngineConfig,
+    gateway: socket.socket,
+    control: socket.socket,
+    built: Callable[[], object] = lambda: None,
+) -> int:
+    """Serve until drained, told to stop, or broken; returns the exit code. The gateway's death ends the process.
+
+    `built` is called once the model is there, before the gateway hears of it.
+    """
+    process = InstanceProcess(config, built)
     await process.start(gateway, control)
     return await process.finished()
 
@@ -47,8 +56,9 @@ async def run_instance(config: EngineConfig, gateway: socket.socket, control: so
 class InstanceProcess:
     """The parts of a running instance and what connects them. Its methods run on the loop unless they say otherwise."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, built: Callable[[], object] = lambda: None) -> None:
         self._config = config
+        self._built = built
         self._loop = asyncio.get_running_loop()
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
         self._thread = EngineThread(ended=self._to_loop(self._thread_ended))
@@ -113,6 +123,7 @@ class InstanceProcess:
             self._peers = PrefillPeers(instance.engine, self._thread, self._link.send)
         elif isinstance(instance, PrefillInstance):
             self._peers = DecodePeers(instance.engine, self._thread)
+        self._built()
         info = instance.engine.info
         info = msgspec.structs.replace(info, notices=info.notices + instance.notices)
         _log_info(info)

@@ -14,8 +14,8 @@ from backends.engines.base import Emit
 from backends.engines.build import build_merged
 from backends.engines.split.build import build_decode, build_prefill
 from backends.protocol.messages import ChatPrompt, GrammarSpec, Prompt
-from backends.server.build import DecodeInstance, Instance, MergedInstance, PrefillInstance
 from backends.server.devices import bind_computing_threads, device_notices, give_way, resolve_device
+from backends.server.instances import DecodeInstance, Instance, MergedInstance, PrefillInstance
 from backends.text.grammar import AnswerGrammar, Grammars
 from backends.text.grammar_source import GrammarError
 from backends.text.tokenizer import PromptError, TextCodec

@@ -1,7 +1,7 @@
 """The decode side: owns every split request from its admission to its last token. Knows no sockets.
 
-What may happen to a request is decided by `Handoff`; this module carries the effects out on the scheduler, the answers
-and the prefill sides.
+What may happen to a request is decided by `Handoff` and carried out by `HandoffEffects`; this module tells them what
+happened, and starts prefills while there is room.
 """
 
 from __future__ import annotations
@@ -17,34 +17,26 @@ from backends.core.errors import RequestRefused
 from backends.core.request import Request
 from backends.core.scheduler import Scheduler
 from backends.core.scheduler_types import Reservation
-from backends.engines.admission import check_new
+from backends.engines.admission import accepted, check_new
 from backends.engines.answer_loop import AnswerLoop
 from backends.engines.base import Emit, PeerLink
 from backends.engines.outputs import OutputProcessor
 from backends.engines.split.admission import check_queue
 from backends.engines.split.events import (
-    Aborted,
     BlocksReserved,
     DecodeFinished,
-    Effect,
-    Event,
-    FailRequest,
-    FreeBlocks,
     PeerConnected,
     PeerHung,
     PeerLost,
     PrefillDone,
     PrefillFailure,
     PrefillReleased,
-    SendCancel,
-    SendPrefill,
-    StartDecode,
-    StopDecode,
     Submitted,
     TimePassed,
     Unplaceable,
 )
 from backends.engines.split.handoff import NO_PEER, Handoff, Phase
+from backends.engines.split.handoff_effects import HandoffEffects
 from backends.engines.split.peer import PeerId
 from backends.engines.split.prefill_report import PrefillReports
 from backends.engines.split.prefill_sides import PrefillSides
@@ -52,7 +44,6 @@ from backends.engines.stats import MemoryProbe, engine_stats, reset_peaks
 from backends.engines.stepper import Stepper
 from backends.kv_transfer.base import KVMemory
 from backends.protocol.messages import (
-    Accepted,
     EngineInfo,
     EngineStats,
     FromPrefill,
@@ -111,10 +102,9 @@ class DecodeEngine:
         self._handoff = Handoff(max_active=max_num_seqs, timeout_seconds=handoff_timeout_seconds)
         self._lease_seconds = lease_seconds
         self._sides = PrefillSides(block_size=info.block_size, transfer_mode=transfer_mode)
-        self._requests: dict[str, Request] = {}  # not decoding yet
-        self._num_first_tokens = 0
-        self._num_held_tokens = 0
-        self._num_transferred_tokens = 0
+        self._effects = HandoffEffects(
+            self._handoff, scheduler=scheduler, outputs=outputs, loop=self._loop, reports=reports, sides=self._sides
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -138,21 +128,14 @@ class DecodeEngine:
         """Take a request and emit `Accepted`, or raise `RequestRefused`."""
         self._check(request)
         self._outputs.add(request)
-        self._requests[request.request_id] = request
-        self._emit(
-            Accepted(
-                request_id=request.request_id,
-                prompt_tokens=request.num_prompt_tokens,
-                max_tokens=request.max_tokens,
-                notices=request.notices,
-            )
-        )
-        self._handle(Submitted(request.request_id, at=self._clock()))
+        self._effects.keep(request)
+        self._emit(accepted(request))
+        self._effects.handle(Submitted(request.request_id, at=self._clock()))
         self._start_prefills()
 
     def abort(self, request_id: str) -> None:
         self._outputs.drop(request_id)
-        self._forget(request_id)
+        self._effects.forget(request_id)
         self._start_prefills()
 
     def step(self) -> bool:
@@ -169,7 +152,7 @@ class DecodeEngine:
             self._reports.decode_scheduled(request_id, ended_at=ended_at)
             if request_id not in self._outputs:
                 self._reports.forget(request_id)
-                self._handle(DecodeFinished(request_id))
+                self._effects.handle(DecodeFinished(request_id))
         return True
 
     def next_deadline(self) -> float | None:
@@ -177,11 +160,12 @@ class DecodeEngine:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def stats(self) -> EngineStats:
-        num_generated = self._stepper.num_generated_tokens + self._num_first_tokens
+        counts = self._effects.counts
+        num_generated = self._stepper.num_generated_tokens + counts.num_first_tokens
         return msgspec.structs.replace(
             engine_stats(self._scheduler, self._stepper, self._memory, num_generated_tokens=num_generated),
-            decode_held_tokens=self._num_held_tokens,
-            transferred_tokens=self._num_transferred_tokens,
+            decode_held_tokens=counts.num_held_tokens,
+            transferred_tokens=counts.num_transferred_tokens,
         )
 
     def reset_peaks(self, *, clear_prefix_cache: bool) -> None:
@@ -195,21 +179,21 @@ class DecodeEngine:
         """Forget all requests and the KV memory; nothing more is emitted."""
         for request in self._outputs.requests():
             self._outputs.drop(request.request_id)
-            self._forget(request.request_id)
+            self._effects.forget(request.request_id)
         self._kv_memory.close()
 
     def peer_connected(self, peer: PeerId, link: PeerLink, info: EngineInfo) -> None:
         self._sides.add(peer, link, info)
-        self._handle(PeerConnected(peer))
+        self._effects.handle(PeerConnected(peer))
 
     def peer_hung(self, peer: PeerId, reason: str) -> None:
         """Nothing is expected of it any more. What it was lent stays held: it may still write."""
-        self._handle(PeerHung(peer, reason))
+        self._effects.handle(PeerHung(peer, reason))
         self._start_prefills()
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         """It is gone and writes no more."""
-        self._handle(PeerLost(peer, reason))
+        self._effects.handle(PeerLost(peer, reason))
         self._sides.forget(peer)
         self._start_prefills()
 
@@ -219,13 +203,13 @@ class DecodeEngine:
                 self._sides.answered(peer, request_id, computed=True)
                 if self._handoff.peer_of(request_id) == peer:
                     self._reports.add(message, at=self._clock())
-                self._handle(PrefillDone(request_id, peer))
+                self._effects.handle(PrefillDone(request_id, peer))
             case PrefillFailed(request_id=request_id, code=code, message=text):
                 self._sides.answered(peer, request_id, computed=False)
-                self._handle(PrefillFailure(request_id, peer, code, text))
+                self._effects.handle(PrefillFailure(request_id, peer, code, text))
             case Released(request_id=request_id):
                 self._sides.answered(peer, request_id, computed=False)
-                self._handle(PrefillReleased(request_id, peer))
+                self._effects.handle(PrefillReleased(request_id, peer))
             case PrefillStarted() | Heartbeat() | Paired() | PairRefused():
                 pass  # `Prefilled` says it all again; pairing and leases are the server's
             case _:
@@ -245,11 +229,11 @@ class DecodeEngine:
     def _start_prefills(self) -> None:
         """Reserve blocks for waiting requests, in order, while there is room: this is the back-pressure."""
         while (request_id := self._handoff.next_waiting()) is not None:
-            request = self._requests[request_id]
+            request = self._effects.kept(request_id)
             try:  # the sides that were there when it came may be gone
                 self._sides.check_fits(request, self._handoff.peers)
             except RequestRefused as refused:
-                self._handle(Unplaceable(request_id, refused.code, str(refused)))
+                self._effects.handle(Unplaceable(request_id, refused.code, str(refused)))
                 continue
             reservation = self._scheduler.reserve(request)
             if reservation is None:
@@ -263,12 +247,12 @@ class DecodeEngine:
         hashes = self._scheduler.manager.prompt_hashes(request)
         peer = self._sides.lend(request, reservation, hashes, self._handoff.peers)
         self._outputs.observe_blocks_in_use(self._scheduler.manager.pool.num_blocks_in_use)
-        self._handle(BlocksReserved(request_id, peer, reservation.block_ids))
+        self._effects.handle(BlocksReserved(request_id, peer, reservation.block_ids))
 
     def _expire(self) -> None:
         for request in self._loop.expire():  # its own deadline, for the whole answer
-            self._forget(request.request_id)
-        self._handle(TimePassed(self._clock()))
+            self._effects.forget(request.request_id)
+        self._effects.handle(TimePassed(self._clock()))
 
     def _fail_stuck(self) -> bool:
         """Nothing can be scheduled. Blocks that a prefill side was lent will come back; without any, a request is
@@ -279,56 +263,5 @@ class DecodeEngine:
         request_id = next(self._scheduler.requests()).request_id
         logger.error("nothing could be scheduled; giving up request %s", request_id)
         self._loop.fail(request_id, "internal", "The decode instance could not schedule this request.")
-        self._forget(request_id)
+        self._effects.forget(request_id)
         return True
-
-    def _forget(self, request_id: str) -> None:
-        """The request has no client any more."""
-        self._requests.pop(request_id, None)
-        self._reports.forget(request_id)
-        self._handle(Aborted(request_id))
-
-    def _handle(self, event: Event) -> None:
-        for effect in self._handoff.handle(event):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case SendPrefill(request_id, peer):
-                self._sides.ask(peer, self._requests[request_id])
-            case SendCancel(request_id, peer):
-                self._sides.cancel(peer, request_id)
-            case FreeBlocks(request_id, peer):
-                self._scheduler.release(self._sides.take_back(peer, request_id))
-            case StartDecode(request_id, peer):
-                self._start_decode(self._requests.pop(request_id), self._sides.take_back(peer, request_id))
-            case StopDecode(request_id):
-                self._scheduler.abort(request_id)
-            case FailRequest(request_id, code, message):
-                self._requests.pop(request_id, None)
-                self._reports.forget(request_id)
-                self._outputs.fail(request_id, code, message)
-            case _:
-                assert_never(effect)
-
-    def _start_decode(self, request: Request, reservation: Reservation) -> None:
-        """The request joins the running batch and its first token is told like any other; that may end the answer."""
-        request_id = request.request_id
-        self._reports.apply(request)
-        self._num_first_tokens += 1
-        self._num_held_tokens += reservation.num_held_tokens
-        self._num_transferred_tokens += request.num_prompt_tokens - reservation.num_held_tokens
-        self._scheduler.add_computed(request, reservation)
-        if self._tell_first_token(request):
-            self._scheduler.finish(request)
-            self._reports.forget(request_id)
-            self._handle(DecodeFinished(request_id))
-
-    def _tell_first_token(self, request: Request) -> bool:
-        try:
-            return self._outputs.process(request)
-        except Exception as error:  # text of one answer can't be made: that answer's trouble alone
-            logger.exception("request %s: its first token can't be told", request.request_id)
-            message = f"The engine failed while writing this answer: {error}"
-            self._outputs.fail(request.request_id, "internal", message)
-            return True

@@ -239,7 +239,7 @@ def test_a_request_computed_elsewhere_runs_at_once_in_its_reserved_blocks():
     assert pool_of(scheduler).num_blocks_in_use == 0
 
 
-def test_a_preempted_request_that_was_computed_elsewhere_recomputes_here_and_counts_no_hit():
+def test_kv_01_a_preempted_request_that_was_computed_elsewhere_recomputes_here_and_counts_no_hit():
     scheduler = make_scheduler(num_blocks=5, block_size=4)
     requests = []
     for name in "ab":
@@ -286,7 +286,7 @@ def test_nothing_is_reserved_while_a_request_waits():
     assert scheduler.reserve(make_request("c")) is not None
 
 
-def test_two_requests_of_sixty_percent_and_small_ones_behind_them_are_all_served():
+def test_kv_07_two_requests_of_sixty_percent_and_small_ones_behind_them_are_all_served():
     scheduler = make_scheduler(num_blocks=64, block_size=4, max_batched_tokens=512, prefill_chunk_tokens=512)
     requests = [make_request("big1", num_tokens=38 * 4), make_request("big2", num_tokens=38 * 4)]
     requests += [make_request(f"small{number}", num_tokens=6) for number in range(4)]

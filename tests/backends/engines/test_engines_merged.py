@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_second_turn_hits_what_the_first_generated():
     assert harness.tokens("second") == expected_tokens(second, 8)
 
 
-def test_twenty_requests_in_a_pool_for_few_answer_as_in_a_large_one_and_count_no_hits():
+def test_kv_01_kv_10_twenty_requests_in_a_pool_for_few_answer_as_in_a_large_one_and_count_no_hits():
     harness = make_harness(num_blocks=16, block_size=4)
     prompts = {f"r{number}": random_prompt(number, 9 + number % 5) for number in range(20)}
     for request_id, prompt in prompts.items():
@@ -110,7 +111,7 @@ def test_a_digest_that_collides_costs_hits_but_never_a_wrong_token():
         assert harness.tokens(f"r{number}") == expected_tokens(prompt, 8)
 
 
-def test_salts_and_opting_out_keep_prefixes_apart():
+def test_kv_14_salts_and_opting_out_keep_prefixes_apart():
     harness = make_harness()
     prompt = random_prompt(1, 21)
     caches = [
@@ -125,7 +126,7 @@ def test_salts_and_opting_out_keep_prefixes_apart():
         assert harness.done(request_id).usage.cached_tokens == hit
 
 
-def test_a_prompt_beyond_the_pool_is_refused_and_the_next_request_works():
+def test_kv_07_a_prompt_beyond_the_pool_is_refused_and_the_next_request_works():
     harness = make_harness(num_blocks=64, block_size=4)
     with pytest.raises(RequestRefused, match="256 tokens") as refusal:
         harness.submit("too long", random_prompt(1, 65 * 4))
@@ -137,7 +138,7 @@ def test_a_prompt_beyond_the_pool_is_refused_and_the_next_request_works():
     assert harness.tokens("next") == expected_tokens([1, 2, 3], 8)
 
 
-def test_an_answer_that_outgrows_the_pool_ends_by_length_when_it_fills_it_alone():
+def test_kv_07_an_answer_that_outgrows_the_pool_ends_by_length_when_it_fills_it_alone():
     harness = make_harness(num_blocks=64, block_size=4, max_batched_tokens=512, prefill_chunk_tokens=512)
     prompt = random_prompt(1, 40 * 4)
     harness.submit("big", prompt, max_tokens=30 * 4)
@@ -152,7 +153,7 @@ def test_an_answer_that_outgrows_the_pool_ends_by_length_when_it_fills_it_alone(
         assert harness.tokens(request.request_id) == expected_tokens(request.prompt_token_ids, 8)
 
 
-def test_two_requests_that_each_need_most_of_the_pool_both_finish():
+def test_kv_07_two_requests_that_each_need_most_of_the_pool_both_finish():
     harness = make_harness(num_blocks=64, block_size=4)
     prompts = {"a": random_prompt(1, 80), "b": random_prompt(2, 80)}  # 20 blocks, growing to 38
     for request_id, prompt in prompts.items():
@@ -163,6 +164,29 @@ def test_two_requests_that_each_need_most_of_the_pool_both_finish():
         assert harness.done(request_id).finish_reason == "length"
         assert harness.tokens(request_id) == expected_tokens(prompt, 18 * 4)
     assert harness.done("small").usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("num_lost", [8, 7])
+def test_kv_07_an_engine_that_can_not_go_on_gives_a_request_up_aloud(num_lost, caplog):
+    """Blocks that nobody gives back, as a fault of ours would lose them: one waits at the door, one runs on a last
+    block. Both clients hear of it, and the next one is answered."""
+    harness = make_harness(num_blocks=8, block_size=4)
+    pool = harness.scheduler.manager.pool
+    lost = pool.allocate(num_lost)
+    harness.submit("first", random_prompt(1, 3))
+    harness.submit("second", random_prompt(2, 9))
+    with caplog.at_level(logging.ERROR):
+        for _ in range(30):
+            harness.engine.step()
+    for request_id in ("first", "second"):
+        assert harness.failed(request_id).code == "internal"
+        assert "could not schedule" in harness.failed(request_id).message
+        assert f"giving up request {request_id}" in caplog.text
+    assert harness.engine.num_unfinished() == 0
+    pool.free(lost)
+    harness.submit("next", [1, 2, 3])
+    harness.run()
+    assert harness.tokens("next") == expected_tokens([1, 2, 3], 8)
 
 
 @pytest.mark.parametrize("num_steps", range(8))
@@ -341,6 +365,15 @@ def test_an_end_mark_has_no_text_but_is_counted_and_told():
     assert done.usage.completion_tokens == 3
     assert harness.tokens("r") == [97, 98, EOS]
     assert harness.text("r") == "ab"
+
+
+def test_mt_05_a_hundred_blanks_are_a_hundred_tokens():
+    harness = make_harness(runner=ScriptedRunner({"r": [ord(" ")] * 100}))
+    harness.submit("r", [1], max_tokens=100)
+    harness.run()
+    assert harness.text("r") == " " * 100
+    assert harness.done("r").usage.completion_tokens == 100
+    assert harness.engine.stats().generation_tokens == 100
 
 
 def test_a_stop_token_of_the_request_is_named():

@@ -1,7 +1,7 @@
 """Plans of parts: made once for all layers, of the right tables, and few of them kept."""
 
-from backends.kv_transfer.base import Run
 from backends.kv_transfer.part_cache import MAX_PARTS, PartCache, upwards
+from backends.kv_transfer.runs import Run
 
 
 def test_a_plan_is_made_once_for_the_same_tables_and_range():

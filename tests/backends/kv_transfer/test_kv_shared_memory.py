@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.kv_transfer.base import Run, covered_seconds, overlapped_seconds, runs
+from backends.kv_transfer.intervals import covered_seconds, overlapped_seconds
+from backends.kv_transfer.runs import Run, runs
 from backends.kv_transfer.shared_memory import CacheBytes, SharedKVMemory, SharedMemoryConnector
 
 NUM_LAYERS, BLOCK_SIZE, SLOT_BYTES = 2, 4, 3
@@ -100,7 +101,7 @@ def test_memory_that_cannot_be_written_to_is_an_error():
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         connector.save_kv_layer(0, [0, 1], [0, 1], 0, 8)
-    attached._fd = -1
+    attached.fd = -1
     connector.close()
     memory.close()
 

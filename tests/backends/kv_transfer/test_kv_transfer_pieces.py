@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.kv_transfer.base import runs
 from backends.kv_transfer.part_cache import upwards
 from backends.kv_transfer.pieces import PieceCopier, pieces_of
+from backends.kv_transfer.runs import runs
 from backends.kv_transfer.shared_memory import SharedKVMemory, SharedMemoryConnector
 
 LAYERS, BLOCKS, BLOCK_SIZE, BYTES_PER_SLOT = 5, 12, 4, 6
