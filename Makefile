@@ -7,10 +7,10 @@ PIP_ARGS ?=  # such as an index of CPU-only torch builds
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test soak test-vllm bench bench-peers check format model clean
+.PHONY: help setup serve test soak test-vllm bench bench-peers bench-gateways bench-gateway-peers check format model clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 # A stamp per set of packages: set-up runs again only when what it installs has changed.
 $(VENV)/pyvenv.cfg:
@@ -53,6 +53,12 @@ bench: setup ## measure this engine against others that are installed (ARGS=--qu
 
 bench-peers: $(VENV)/.engine ## install the engines to compare with into .peers (vLLM 3.5 GB, llama.cpp)
 	$(BIN)/kvgate bench --install $(ARGS)
+
+bench-gateways: $(VENV)/.engine ## measure what this gateway and others add to an upstream (ARGS=--quick for a smoke run)
+	$(BIN)/kvgate bench gateway $(ARGS)
+
+bench-gateway-peers: $(VENV)/.engine ## install the gateways to compare with into .peers (LiteLLM, Portkey, vllm-router)
+	$(BIN)/kvgate bench gateway --install $(ARGS)
 
 check: $(VENV)/.engine ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

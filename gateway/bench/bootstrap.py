@@ -43,14 +43,25 @@ def paired_difference(
     num_resamples: int = NUM_RESAMPLES,
 ) -> Difference | None:
     """The statistic of the second sides less that of the first sides, or None without pairs."""
-    if not pairs:
+    return resampled(pairs, lambda drawn: _difference(drawn, statistic), seed=seed, num_resamples=num_resamples)
+
+
+def resampled(
+    values: Sequence[Value],
+    statistic: Callable[[Sequence[Value]], float],
+    *,
+    seed: int,
+    num_resamples: int = NUM_RESAMPLES,
+) -> Difference | None:
+    """A statistic of values that are differences (or pairs) themselves, or None without any."""
+    if not values:
         return None
-    value = _difference(pairs, statistic)
-    if len(pairs) < MIN_PAIRS:
-        return Difference(value=value, low=None, high=None, num_pairs=len(pairs))
+    value = statistic(values)
+    if len(values) < MIN_PAIRS:
+        return Difference(value=value, low=None, high=None, num_pairs=len(values))
     generator = random.Random(seed)
-    drawn = [_difference(generator.choices(pairs, k=len(pairs)), statistic) for _ in range(num_resamples)]
-    return Difference(value=value, low=percentile(drawn, 2.5), high=percentile(drawn, 97.5), num_pairs=len(pairs))
+    drawn = [statistic(generator.choices(values, k=len(values))) for _ in range(num_resamples)]
+    return Difference(value=value, low=percentile(drawn, 2.5), high=percentile(drawn, 97.5), num_pairs=len(values))
 
 
 def _difference(pairs: Sequence[tuple[Value, Value]], statistic: Callable[[Sequence[Value]], float]) -> float:

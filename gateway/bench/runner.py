@@ -163,7 +163,7 @@ class Runner:
         """A gateway without this door can still be timed; one that refuses the key can't be asked anything."""
         if refused.status in {401, 403}:
             raise refused
-        self._notice(f"{refused}: {consequence}")
+        self._notice(f"{str(refused).rstrip('.')}: {consequence}")
 
     def _notice(self, notice: str) -> None:
         if notice not in self._notices:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.bench.engines.install import DEFAULT_FOLDER, PEERS, install_all
+from gateway.bench.engines.install import PEERS, install_all
+from gateway.bench.environments import DEFAULT_FOLDER
 from gateway.bench.options import STDOUT, CompareError
+from gateway.cli import bench_gateway
+from gateway.cli.choices import chosen
 from gateway.cli.compare import seconds_number, whole_number
 from gateway.cli.progress import ProgressBar
 
@@ -56,6 +58,7 @@ examples
   kvgate bench --rows decode,stall --peers vllm --repeats 5
   kvgate bench --peers none --rows decode     this project alone
   kvgate bench --install vllm                 3.5 GB into .peers/vllm
+  kvgate bench gateway --help                 what this gateway and others add to an upstream
 """
 
 
@@ -82,6 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add(
         "--install-to", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help="of peers, and where they are looked for"
     )
+    bench_gateway.add_parser(parser)
     parser.set_defaults(run=run)
 
 
@@ -103,13 +107,12 @@ def job_from(arguments: argparse.Namespace) -> BenchJob:
     """Checked arguments, or CompareError naming the flag at fault."""
     from gateway.bench.engines.command import BenchJob  # noqa: PLC0415
     from gateway.bench.engines.figures import ROWS  # noqa: PLC0415
+    from gateway.bench.terminal import check_target  # noqa: PLC0415
 
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise CompareError(f"the bundled engine needs {', '.join(missing)}: pip install 'kvgate[engine]'")
-    target = arguments.json
-    if target not in {None, STDOUT} and (Path(target).is_dir() or not Path(target).parent.is_dir()):
-        raise CompareError(f"--json {target}: not a file in an existing folder")  # now, not after the whole run
+    check_target(arguments.json)
     return BenchJob(
         model=arguments.model,
         rows=chosen("--rows", arguments.rows, ROWS),
@@ -121,19 +124,8 @@ def job_from(arguments: argparse.Namespace) -> BenchJob:
         vllm=arguments.vllm or _folder_from(VLLM_VARIABLE),
         llama=arguments.llama or _folder_from(LLAMA_VARIABLE),
         peer_root=arguments.install_to,
-        json_target=target,
+        json_target=arguments.json,
     )
-
-
-def chosen(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The names in `text`, in the order of `known`; "all" is all of them."""
-    names = {name.strip().lower() for name in text.split(",")}
-    if names == {"all"}:
-        return tuple(known)
-    unknown = sorted(names - set(known))
-    if unknown:
-        raise CompareError(f"{flag} {text!r}: {unknown[0]!r} is none of {', '.join(known)}")
-    return tuple(name for name in known if name in names)
 
 
 def _folder_from(variable: str) -> Path | None:

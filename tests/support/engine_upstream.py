@@ -20,9 +20,9 @@ from gateway.settings.schema import (
     TimeoutSettings,
     TransferSettings,
 )
-from gateway.upstreams.engine import EngineUpstream
-from gateway.upstreams.engine_process import COMMAND
-from gateway.upstreams.supervisor import InstanceReport, Policy
+from gateway.upstreams.engine.process import COMMAND
+from gateway.upstreams.engine.supervisor import InstanceReport, Policy
+from gateway.upstreams.engine.upstream import EngineUpstream
 
 DEADLINE_SECONDS = 20.0
 QUICK = Policy(first_restart_seconds=0.05, exit_seconds=5.0)

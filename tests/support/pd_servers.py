@@ -61,6 +61,7 @@ class PdServer:
     fails: Callable[[Got], int | str | None] = lambda got: None
     pause: Callable[[str], asyncio.Event | None] = lambda where: None  # a place of the answer to wait at
     metrics_text: str = ""
+    ranks_told: bool = True  # Mooncake: its bootstrap service is ready
     got: list[Got] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # rids
     num_gone: int = 0  # requests that were left before their answer was over
@@ -104,7 +105,8 @@ class PdServer:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.metrics_text)
+        info = f'vllm:cache_config_info{{block_size="16",cache_dtype="{self.kv_dtype}",engine="0"}} 1.0\n'
+        return web.Response(text=("" if self.engine == "sglang" else info) + self.metrics_text)
 
     async def _server_info(self, _request: web.Request) -> web.Response:
         info = {
@@ -119,6 +121,8 @@ class PdServer:
     async def _query(self, _request: web.Request) -> web.Response:
         if self.engine != "mooncake":
             return web.Response(status=404)
+        if not self.ranks_told:
+            return web.json_response({})
         return web.json_response({"0": {"engine_id": self.engine_id, "worker_addr": "tcp://127.0.0.1:1"}})
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from gateway.bench.engines.facts import machine_facts
 from gateway.bench.engines.figures import ROWS
-from gateway.bench.engines.install import DEFAULT_FOLDER, LLAMA, VLLM
-from gateway.bench.engines.launch import Launch, Missing, find_environment, launch_llama, launch_own, launch_vllm
-from gateway.bench.engines.process import BenchError
+from gateway.bench.engines.install import LLAMA, VLLM
+from gateway.bench.engines.launch import Launch, find_environment, launch_llama, launch_own, launch_vllm
 from gateway.bench.engines.results import BenchResult
 from gateway.bench.engines.roofline import Machine, fastest, read_shape
 from gateway.bench.engines.runs import Bench
 from gateway.bench.engines.sizes import QUICK, Sizes
 from gateway.bench.engines.table import render, to_json
-from gateway.bench.options import STDOUT
+from gateway.bench.environments import DEFAULT_FOLDER, Missing
+from gateway.bench.facts import machine_facts, own_version
+from gateway.bench.process import BenchError
 from gateway.bench.runner import Progress
-
-EXIT_CLEAN, EXIT_FAILED, EXIT_CANNOT, EXIT_INTERRUPTED = 0, 1, 2, 130
+from gateway.bench.terminal import EXIT_CANNOT, EXIT_CLEAN, EXIT_FAILED, run_interruptible, write_result
 
 # Modules of the engine that run in processes of their own: nothing of them is imported here.
 MODEL_COMMAND = (sys.executable, "-m", "backends.models.cli")
@@ -58,20 +55,8 @@ class BenchJob:
 
 
 def run_job(job: BenchJob, progress: Progress) -> int:
-    """`execute` from a terminal. Ctrl-C, SIGTERM and SIGHUP stop the server that runs before this ends."""
-    try:
-        return asyncio.run(_interruptible(job, progress))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write("\nkvgate bench: interrupted; every server it started is stopped, nothing was compared\n")
-        return EXIT_INTERRUPTED
-
-
-async def _interruptible(job: BenchJob, progress: Progress) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await execute(job, progress, stdout=sys.stdout, stderr=sys.stderr)
+    """`execute` from a terminal."""
+    return run_interruptible(lambda: execute(job, progress, stdout=sys.stdout, stderr=sys.stderr))
 
 
 async def execute(job: BenchJob, progress: Progress, *, stdout: TextIO, stderr: TextIO) -> int:
@@ -79,7 +64,7 @@ async def execute(job: BenchJob, progress: Progress, *, stdout: TextIO, stderr: 
     try:
         with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as work:
             result = await measure_all(job, Path(work), progress, stderr)
-        write(job, result, stdout)
+        write_result(job.json_target, document=to_json(result), table=render(result), stdout=stdout)
     except BenchError as error:
         stderr.write(f"kvgate bench: {error}\n")
         return EXIT_CANNOT
@@ -174,22 +159,3 @@ async def run_json(command: Sequence[str]) -> dict[str, str]:
         raise BenchError(f"{' '.join(command[2:])} failed with status {process.returncode}")
     answer: dict[str, str] = json.loads(printed)
     return answer
-
-
-def own_version() -> str:
-    try:
-        return version("kvgate")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def write(job: BenchJob, result: BenchResult, stdout: TextIO) -> None:
-    """The file first, so a table on the screen means that it is written."""
-    text = to_json(result)
-    if job.json_target not in {None, STDOUT}:
-        try:
-            Path(str(job.json_target)).write_text(text, encoding="utf-8")
-        except OSError as error:
-            stdout.write(render(result))  # a run of many minutes isn't thrown away
-            raise BenchError(f"results can't be written to {job.json_target}: {error.strerror}") from None
-    stdout.write(text if job.json_target == STDOUT else render(result))

@@ -6,18 +6,18 @@ A measure runs once per repeat on prompts of its own; a figure is the median ove
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from msgspec import Struct
 
-from gateway.bench.engines.process import BenchError
+from gateway.bench.cells import Better
 from gateway.bench.engines.samples import CompletionClient, Sample
 from gateway.bench.engines.sizes import Prompts, Sizes
 from gateway.bench.percentiles import percentile
+from gateway.bench.process import BenchError
+from gateway.bench.tasks import all_or_first_error
 
 
 class Unsupported(BenchError):
@@ -82,7 +82,7 @@ async def _closed_loop(server: Server, num_prompt: int, repeat: int) -> tuple[li
         [server.prompts.make(num_prompt, "load", num_prompt, repeat, i) for i in range(sizes.num_load_requests)]
     )
     started_at = server.client.clock()
-    async with _all_or_first_error() as group:
+    async with all_or_first_error() as group:
         for _ in range(sizes.num_streams):
             group.create_task(_lane(server, prompts, samples))
     return samples, server.client.clock() - started_at
@@ -91,16 +91,6 @@ async def _closed_loop(server: Server, num_prompt: int, repeat: int) -> tuple[li
 async def _lane(server: Server, prompts: Iterator[list[int]], samples: list[Sample]) -> None:
     for prompt in prompts:
         samples.append(await server.client.complete(prompt, server.sizes.load_output))
-
-
-@contextlib.asynccontextmanager
-async def _all_or_first_error() -> AsyncGenerator[asyncio.TaskGroup, None]:
-    """A task group whose first error comes out as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
 
 
 async def prefix(server: Server, repeat: int) -> Values:
@@ -196,7 +186,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     measure: str  # what `--rows` selects
     label: str
     unit: str
-    better: Literal["more", "less"]
+    better: Better
 
     def text(self, sizes: Sizes) -> str:
         return self.label.format(**{name: format(getattr(sizes, name), ",") for name in sizes.__slots__})
@@ -218,7 +208,7 @@ MEASURES: dict[str, MeasureFunction] = {
 ROWS = (*MEASURES, MEMORY)
 
 
-def _figure(name: str, measure: str, label: str, unit: str, better: Literal["more", "less"]) -> Figure:
+def _figure(name: str, measure: str, label: str, unit: str, better: Better) -> Figure:
     return Figure(name=name, measure=measure, label=label, unit=unit, better=better)
 
 

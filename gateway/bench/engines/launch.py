@@ -6,16 +6,16 @@ GGUF file that folder was converted from.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.bench.engines.install import LLAMA, VLLM, PeerPackages, python_of
+from gateway.bench.engines.install import LLAMA, VLLM
 from gateway.bench.engines.roofline import Footprint, ModelShape, weight_bytes
+from gateway.bench.environments import Missing, PeerPackages, python_of, version_in
+from gateway.bench.facts import num_cores
 
 OWN_NAME = "kvgate"
 MAX_MODEL_LEN = 8192
@@ -40,14 +40,6 @@ class Launch:
     weights: str = ""  # the form they are served in, in words
     footprint: FootprintOf | None = None  # from what the server says of itself, which only ours does
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A peer that isn't on this machine."""
-
-    name: str
-    reason: str
 
 
 def launch_own(model: str, folder: Path, shape: ModelShape | None, work: Path, version: str) -> Launch:
@@ -131,16 +123,3 @@ def find_environment(given: Path | None, peer: PeerPackages, root: Path) -> Path
 def how_to_install(peer: PeerPackages) -> str:
     assert peer in {VLLM, LLAMA}
     return f"kvgate bench --install {peer.name} ({peer.size}), or give its environment with --{peer.folder}"
-
-
-def version_in(environment: Path, distribution: str) -> str:
-    """As its own Python tells it."""
-    code = f"from importlib.metadata import version; print(version({distribution!r}))"
-    command = [str(python_of(environment)), "-c", code]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    return answer.stdout.strip() or "unknown"
-
-
-def num_cores() -> int:
-    """That this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

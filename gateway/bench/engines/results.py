@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gateway.bench.cells import times_better
 from gateway.bench.engines.figures import FIGURES, Figure
-from gateway.bench.engines.memory import Memory
 from gateway.bench.engines.roofline import (
     Bound,
     Footprint,
@@ -18,6 +18,7 @@ from gateway.bench.engines.roofline import (
     prefill_bound,
 )
 from gateway.bench.engines.sizes import Sizes
+from gateway.bench.memory import Memory
 
 
 class EngineRun(Struct, kw_only=True):
@@ -83,9 +84,7 @@ def pooled_median(runs: Sequence[EngineRun], figure: str) -> float | None:
 
 def ratio(figure: Figure, own: float | None, peer: float | None) -> float | None:
     """How many times better the own value is, whichever direction is better. None where either is unknown or 0."""
-    if not own or not peer:
-        return None
-    return own / peer if figure.better == "more" else peer / own
+    return times_better(own, peer, figure.better)
 
 
 def drift(result: BenchResult, figure: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,18 +12,18 @@ import msgspec
 
 from gateway.bench.engines.figures import MEASURES, MEMORY, Server, Unsupported
 from gateway.bench.engines.launch import Launch
-from gateway.bench.engines.memory import PROC, Memory, largest_of_tree, memory_of
-from gateway.bench.engines.process import BenchError, ServerProcess, running
 from gateway.bench.engines.results import EngineRun
 from gateway.bench.engines.samples import CompletionClient
 from gateway.bench.engines.sizes import Prompts, Sizes
 from gateway.bench.measure import Clock
+from gateway.bench.memory import PROC, Memory, largest_of_tree, memory_of
+from gateway.bench.probing import PROBE_TIMEOUT, answers
+from gateway.bench.process import BenchError, ServerProcess, free_port, running
 from gateway.bench.runner import Progress
 from gateway.bench.workload import token_id_range
 
 # Of what an instance of the bundled engine says of itself, what its figures depend on.
 TELLING = ("weight_dtype", "kv_cache_dtype", "kv_bytes_per_token", "block_size", "num_blocks", "num_threads", "device")
-PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10)
 MIB = 2**20
 
 
@@ -152,14 +151,6 @@ async def warm_up(server: Server) -> None:
         await server.client.complete(make(num_tokens, "warm-up", name), sizes.load_output)
 
 
-async def answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url, timeout=PROBE_TIMEOUT) as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
-
-
 async def served_model(session: aiohttp.ClientSession, url: str) -> str:
     """The first model the server lists."""
     answer = await _get(session, f"{url}/v1/models")
@@ -193,10 +184,3 @@ async def _get(session: aiohttp.ClientSession, url: str) -> Any:
             return msgspec.json.decode(await response.read())
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
         raise BenchError(f"{url}: {error or type(error).__name__}") from None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

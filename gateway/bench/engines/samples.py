@@ -15,8 +15,8 @@ import msgspec
 
 from gateway.bench.answer import AnswerReader
 from gateway.bench.client import refusal_message
-from gateway.bench.engines.process import BenchError
 from gateway.bench.measure import Clock
+from gateway.bench.process import BenchError
 from gateway.bench.sse import SseParser
 
 MAX_ERROR_BYTES = 4096

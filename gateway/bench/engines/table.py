@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from gateway.bench.cells import LINE_WIDTH, fact_line, number, percent, times
 from gateway.bench.engines.figures import FIGURES, Figure
 from gateway.bench.engines.results import BenchResult, EngineRun, bounds, drift, pooled_median, ratio
 from gateway.bench.engines.roofline import Bound
 
 LABEL_WIDTH, UNIT_WIDTH, CELL_WIDTH, RATIO_WIDTH = 46, 9, 10, 9
-LINE_WIDTH = 112
-UNKNOWN = "-"
 RATIO_NOTE = (
     "x = how many times better kvgate is than the column before it (larger is always better), from the medians of all "
     "repeats of its runs before and after the peers; drift = second run against the first, which nothing but the "
@@ -40,17 +39,19 @@ def to_json(result: BenchResult) -> str:
 
 def heading(result: BenchResult) -> str:
     lines = ["kvgate bench"]
-    lines += [_fact(name, text) for name, text in result.facts.items()]
+    lines += [fact_line(name, text) for name, text in result.facts.items()]
     if result.machine is not None:
         machine = result.machine
         speeds = (
             f"memory read {machine.memory_read_bytes_per_second / 1e9:.1f} GB/s, "
             f"bf16 products {machine.bf16_flops_per_second / 1e9:.0f} GFLOP/s ({machine.num_threads} threads)"
         )
-        lines.append(_fact("measured", speeds))
+        lines.append(fact_line("measured", speeds))
     quick = "; QUICK: small sizes, which say nothing about speed" if result.is_quick else ""
-    lines.append(_fact("requests", f"medians of {result.num_repeats} repeats, random ids, seed {result.seed}{quick}"))
-    lines += [_fact(run.name, describe(run)) for run in [*result.own_runs[:1], *result.peer_runs]]
+    lines.append(
+        fact_line("requests", f"medians of {result.num_repeats} repeats, random ids, seed {result.seed}{quick}")
+    )
+    lines += [fact_line(run.name, describe(run)) for run in [*result.own_runs[:1], *result.peer_runs]]
     return "\n".join(lines)
 
 
@@ -59,13 +60,6 @@ def describe(run: EngineRun) -> str:
     parts = [run.version, f"weights {run.weights}" if run.weights else "", run.note]
     parts += [f"{name.replace('_', ' ')} {value}" for name, value in run.facts.items() if value not in ("", None)]
     return ", ".join(part for part in parts if part)
-
-
-def _fact(name: str, text: str) -> str:
-    wrapper = textwrap.TextWrapper(LINE_WIDTH, subsequent_indent=" " * 17, break_long_words=False)
-    wrapper.break_on_hyphens = False
-    wrapper.initial_indent = f"  {name.ljust(15)}"
-    return wrapper.fill(text)
 
 
 def table(result: BenchResult) -> str:
@@ -147,18 +141,3 @@ def reasons(result: BenchResult) -> Iterable[str]:
             yield f"not measured: {run.name}, {measure}: {reason}"
     for name, reason in result.missing.items():
         yield f"missing: {name}: {reason}"
-
-
-def number(value: float | None) -> str:
-    """Three digits are what such figures are good for."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def percent(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share * 100:+.1f}%"
-
-
-def times(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"

@@ -17,6 +17,7 @@ from gateway.bench.client import GatewayClient
 from gateway.bench.options import CompareOptions
 from gateway.bench.rows import Comparison
 from gateway.bench.runner import Clocks, Runner
+from support.progress_log import ProgressLog
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -188,22 +189,6 @@ class FakeGateway:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "version": "9.9"})
-
-
-class ProgressLog:
-    """Keeps what was shown."""
-
-    def __init__(self) -> None:
-        self.lines: list[object] = []
-
-    def begin(self, label: str, total: int) -> None:
-        self.lines.append((label, total))
-
-    def advance(self, *, failed: bool) -> None:
-        self.lines.append("failed" if failed else "ok")
-
-    def end(self) -> None:
-        self.lines.append("end")
 
 
 async def _no_sleep(seconds: float) -> None:

@@ -6,12 +6,13 @@ import io
 
 import msgspec
 import pytest
-from bench_fake_gateway import FakeGateway, ProgressLog, Script, serving, whole_answer
+from bench_fake_gateway import FakeGateway, Script, serving, whole_answer
 
 from gateway.bench.client import find_processes, normal_url, record_timings, served_model
 from gateway.bench.command import EXIT_CANNOT, EXIT_CLEAN, EXIT_FAILED_REQUESTS, EXIT_WRONG_MODE, execute
 from gateway.bench.options import CompareError, CompareOptions, Job
 from gateway.bench.rows import ServedModel
+from support.progress_log import ProgressLog
 
 OPTIONS = CompareOptions(num_requests=2, num_rounds=2, prompt_tokens=8, output_tokens=4)
 KEY = "sk-very-secret"

@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from gateway.bench.engines.launch import ADAPTER
-from gateway.bench.engines.process import running
-from gateway.bench.engines.runs import answers, free_port, served_model
+from gateway.bench.engines.runs import served_model
 from gateway.bench.engines.samples import CompletionClient
+from gateway.bench.probing import answers
+from gateway.bench.process import free_port, running
 
 LIBRARY = """
 class Llama:

@@ -8,9 +8,8 @@ import json
 import msgspec
 import pytest
 
+from gateway.bench.cells import number
 from gateway.bench.engines.figures import FIGURES, MEASURES, MEMORY, ROWS, Server, Unsupported, gaps_within
-from gateway.bench.engines.memory import largest_of_tree, memory_of, process_tree
-from gateway.bench.engines.process import BenchError
 from gateway.bench.engines.results import BenchResult, EngineRun, bounds, drift, pooled_median, ratio
 from gateway.bench.engines.roofline import (
     Footprint,
@@ -24,7 +23,9 @@ from gateway.bench.engines.roofline import (
 )
 from gateway.bench.engines.samples import Sample
 from gateway.bench.engines.sizes import QUICK, Prompts, Sizes
-from gateway.bench.engines.table import number, render, to_json
+from gateway.bench.engines.table import render, to_json
+from gateway.bench.memory import largest_of_tree, memory_of, process_tree
+from gateway.bench.process import BenchError
 
 SIZES = Sizes(num_streams=2, num_load_requests=4, num_stalled_streams=2, stream_warm_up=1, stream_quiet=20)
 MORE = next(figure for figure in FIGURES if figure.name == "decode")

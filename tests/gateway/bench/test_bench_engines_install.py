@@ -10,20 +10,18 @@ from gateway.bench.engines.install import (
     LLAMA,
     PEERS,
     VLLM,
-    InstallError,
     add_vllm_name,
     install_all,
     install_peer,
-    is_installed,
 )
 from gateway.bench.engines.launch import (
-    Missing,
     find_environment,
     launch_llama,
     launch_vllm,
     own_settings,
     plain_view,
 )
+from gateway.bench.environments import InstallError, Missing, is_installed
 from gateway.settings.importers import load_settings
 
 

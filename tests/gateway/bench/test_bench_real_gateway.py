@@ -17,8 +17,8 @@ from gateway.cli.progress import ProgressBar
 from gateway.core.errors import UpstreamGone
 from gateway.core.types import CacheMode, Finished, FinishReason, Started, TextDelta
 from gateway.settings.schema import EngineSettings, KeySettings, Settings
+from gateway.upstreams.engine.supervisor import InstanceReport, InstanceState
 from gateway.upstreams.scripted import ScriptedUpstream
-from gateway.upstreams.supervisor import InstanceReport, InstanceState
 
 ROLES = ("merged", "prefill", "decode")
 THREADS = {"merged": 2, "prefill": 1, "decode": 1}

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from backends.protocol.messages import Timings
+from gateway.bench.explanation import EXPLANATION
 from gateway.bench.export import COLUMNS, to_csv, to_json
 from gateway.bench.header import resources_text
 from gateway.bench.options import CompareOptions, Warmth
@@ -56,7 +57,7 @@ def line_of(text, label):
     return " ".join(line.removeprefix(label).split())
 
 
-def test_rates_and_percentiles_are_those_of_the_answered_requests():
+def test_mt_06_rates_and_percentiles_are_those_of_the_answered_requests():
     merged = [row(index=i, ttft_seconds=0.1 * (i + 1), cached_tokens=25) for i in range(3)] + [failed(index=3)]
     column = summary_of(comparison(merged, [])).modes[0]
 
@@ -195,7 +196,7 @@ def test_unequal_resources_are_said(threads, words):
     assert words in resources_text((MERGED, SPLIT), {role: process(count) for role, count in threads.items()})
 
 
-def test_the_heading_states_what_was_compared():
+def test_mt_06_the_heading_states_what_was_compared():
     text = shown(
         comparison([row()], [row(SPLIT)], gateway_version="9.9", notices=["a notice"]),
         seed=42, concurrency=3, num_requests=5, warmth=Warmth.WARM,
@@ -206,6 +207,38 @@ def test_the_heading_states_what_was_compared():
         assert words in text
     assert "notice: a notice" in text
     assert "cold:" in shown(comparison([row()], []))
+
+
+def test_mt_06_the_queue_is_told_apart_from_the_first_token_and_the_report_says_what_each_holds():
+    """The same prefill behind another queue: TTFT grows, the prefill does not, and the reader can see why."""
+    short = [row(ttft_seconds=0.6, timings=Timings(queue_seconds=0.1, prefill_seconds=0.5))]
+    long = [row(SPLIT, ttft_seconds=2.5, timings=Timings(queue_seconds=2.0, prefill_seconds=0.5))]
+    compared = comparison([*short, failed(index=1)], long)
+    text = shown(compared, concurrency=8)
+
+    assert line_of(text, "TTFT p50, ms").startswith("600.00 2500.00")
+    assert line_of(text, "median queue, ms") == "100.00 2000.00"
+    assert line_of(text, "median prefill, ms") == "500.00 500.00"
+    assert line_of(text, "requests ok / failed").startswith("1 / 1 1 / 0")
+    words = " ".join(text.split())
+    assert "closed loop, 8 in flight" in words
+    assert "TTFT includes the queue of the engine" in words
+    assert "one warm-up request before each is not measured" in words
+    assert "queue = admitted -> scheduled" in EXPLANATION
+    assert "part of no figure" in EXPLANATION
+
+
+def test_mt_06_a_machine_reads_the_same_parts():
+    merged = [row(timings=Timings(queue_seconds=0.1, prefill_seconds=0.5)), failed(index=1, outcome="timeout")]
+    compared = comparison(merged, [row(SPLIT)])
+    document = msgspec.json.decode(to_json(compared, summary_of(compared), CompareOptions(concurrency=8), URL))
+
+    figures = document["summary"]["modes"][0]
+    assert document["options"]["concurrency"] == 8
+    assert (figures["breakdown"]["queue_seconds"], figures["breakdown"]["prefill_seconds"]) == (0.1, 0.5)
+    assert (figures["num_ok"], figures["num_failed"]) == (1, {"timeout": 1})
+    assert figures["ttft_p50_seconds"] == 0.1
+    assert {"queue_seconds", "outcome", "intended_at_seconds", "sent_at_seconds"} < set(COLUMNS)
 
 
 def test_json_holds_options_figures_and_every_raw_row():

@@ -9,7 +9,6 @@ from bench_fake_gateway import (
     DONE,
     PING,
     FakeGateway,
-    ProgressLog,
     Script,
     run_comparison,
     sse,
@@ -23,6 +22,7 @@ from gateway.bench.options import CompareError, CompareOptions, Warmth, WrongMod
 from gateway.bench.rows import Peaks
 from gateway.bench.summary import summarise
 from gateway.core.types import CacheMode
+from support.progress_log import ProgressLog
 
 MERGED, SPLIT = CacheMode.MERGED, CacheMode.SPLIT
 
@@ -66,6 +66,21 @@ async def test_ttft_and_tpot_are_those_of_the_script():
     assert (row.prompt_tokens, row.completion_tokens, row.cached_tokens) == (8, 11, 4)
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
+async def test_mt_05_blanks_are_counted_by_usage_not_by_what_they_look_like(size):
+    """100 tokens that are blanks, in chunks of any size: words, characters and chunks are all other numbers."""
+    pieces = [text_chunk(" " * size) for _ in range(100 // size)]
+    script = [(0.5, text_chunk("")), *((0.01, piece) for piece in pieces), (0.0, text_chunk("", "length"))]
+    script.append((0.0, usage_chunk(8, 100) + DONE))
+
+    row = await only_row(lambda mode, body: Script(script), output_tokens=100)
+
+    assert (row.outcome, row.text, row.completion_tokens) == ("ok", " " * 100, 100)
+    assert row.ttft_seconds == pytest.approx(0.51)
+    if size < 100:
+        assert row.tpot_seconds == pytest.approx((len(pieces) - 1) * 0.01 / 99)
+
+
 async def test_several_events_in_one_network_chunk_share_its_instant():
     burst = text_chunk("a") + text_chunk("b")
     script = [(0.5, burst), (1.0, text_chunk("c", "length") + usage_chunk(8, 11) + DONE)]
@@ -103,7 +118,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-async def test_every_failure_is_counted_apart_and_part_of_no_figure(name):
+async def test_mt_06_every_failure_is_counted_apart_and_part_of_no_figure(name):
     script, outcome, words = FAILING[name]
     gateway = FakeGateway()
     num_answers = 0
@@ -205,7 +220,7 @@ async def test_both_modes_get_identical_prompts_and_rounds_alternate():
     assert len({tuple(prompt) for prompt in gateway.prompts("split")}) == 6  # two rounds of a warm-up and two
 
 
-async def test_the_warm_up_is_not_among_the_rows():
+async def test_mt_06_the_warm_up_is_not_among_the_rows():
     comparison = await run_comparison(FakeGateway(), options(num_requests=4))
 
     assert [row.index for row in comparison.rows(MERGED)] == [0, 1, 2, 3]

@@ -33,6 +33,15 @@ def largest_of_tree(root: int, proc: Path = PROC) -> Memory | None:
     return max(known, key=lambda memory: memory.rss_bytes, default=None)
 
 
+def memory_of_tree(root: int, proc: Path = PROC) -> Memory | None:
+    """`root` and what it started, added up. Of pages that several of them hold, `rss_bytes` counts each holder's."""
+    known = [memory for pid in process_tree(root, proc) if (memory := memory_of(pid, proc)) is not None]
+    if not known:
+        return None
+    rss, pss = sum(memory.rss_bytes for memory in known), sum(memory.pss_bytes for memory in known)
+    return Memory(pid=root, rss_bytes=rss, pss_bytes=pss)
+
+
 def process_tree(root: int, proc: Path = PROC) -> list[int]:
     """`root` and all its descendants that live now."""
     children: dict[int, list[int]] = {}

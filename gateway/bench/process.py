@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -109,3 +110,11 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
     """Also after its leader has ended: a group lives as long as any process in it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def free_port() -> int:
+    """One that nobody listens at now. Another program may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gateway.bench.engines.launch import num_cores
 from gateway.bench.header import client_version
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -48,3 +48,15 @@ def commit(folder: Path = Path(__file__).parent) -> str:
     except OSError:
         return "unknown"
     return answer.stdout.strip() or "unknown"
+
+
+def num_cores() -> int:
+    """That this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def own_version() -> str:
+    try:
+        return version("kvgate")
+    except PackageNotFoundError:
+        return "unknown"
