@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from gateway.loop_lag import LoopLag
 from gateway.metrics import Metrics
-from gateway.parts import Parts
+from gateway.parts import Parts, PartUser
+from gateway.probes import start_probes
 from gateway.records.conversations import ConversationStore
 from gateway.records.store import RecordStore
 from gateway.reloading import Reloader, Source
@@ -23,13 +24,11 @@ from gateway.service.guard import TargetGuard, limits_of
 from gateway.settings.schema import EngineSettings, Settings
 from gateway.targets import TargetMaker
 from gateway.upstreams.base import EventUpstream, PassThroughUpstream
-from gateway.upstreams.http_clients import HttpClients
-from gateway.upstreams.litellm_library import Library
-from gateway.upstreams.pd_upstream import PairUpstream
-from gateway.upstreams.price_book import PriceBook
-from gateway.upstreams.prices import Prices, shipped_table
-from gateway.web.generation import Generation, InForce, Target
-from gateway.web.keys import ENGINE, IN_FORCE, METRICS, PAIRS, RECORDS, RELOADER, STARTED_AT
+from gateway.upstreams.litellm_sdk.library import Library
+from gateway.upstreams.litellm_sdk.price_book import PriceBook
+from gateway.upstreams.litellm_sdk.prices import Prices, shipped_table
+from gateway.web.generation import Generation, InForce
+from gateway.web.keys import ENGINE, IN_FORCE, METRICS, RECORDS, RELOADER, STARTED_AT
 from gateway.web.middlewares import add_ids, errors_as_json, request_id
 from gateway.web.refusals import JsonRunner
 from gateway.web.routes import dispatch
@@ -65,9 +64,8 @@ def build_app(
     elif (own := settings.effective_engine()) is not None:
         app.cleanup_ctx.append(_bundled_engine(settings, own))
         app.on_shutdown.append(_announce_stop)  # comes before requests are waited for
-    if settings.pairs:
-        app.cleanup_ctx.append(_pairs(settings))
     app.cleanup_ctx.append(_in_force(settings, notices, source, library))
+    app.cleanup_ctx.append(_watch_loop)
     app.on_response_prepare.append(add_ids)
     app.router.add_route("*", "/{path:.*}", dispatch)
     return app
@@ -90,9 +88,16 @@ def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
     )
 
 
+async def _watch_loop(app: web.Application) -> AsyncIterator[None]:
+    lag = LoopLag(app[METRICS].loop_lag.observe)
+    lag.start()
+    yield
+    lag.stop()
+
+
 def _bundled_engine(settings: Settings, engine_settings: EngineSettings) -> Cleanup:
     async def run(app: web.Application) -> AsyncIterator[None]:
-        from gateway.upstreams.engine import EngineUpstream  # noqa: PLC0415 - not needed with upstreams alone
+        from gateway.upstreams.engine.upstream import EngineUpstream  # noqa: PLC0415 - not needed with upstreams alone
 
         engine = EngineUpstream(settings, engine_settings, make_chooser=InstanceChoice)
         app[ENGINE] = engine
@@ -107,39 +112,11 @@ def _bundled_engine(settings: Settings, engine_settings: EngineSettings) -> Clea
 
 async def _announce_stop(app: web.Application) -> None:
     """Whoever ends a whole process group ends the instances too, while the gateway still waits for requests."""
-    from gateway.upstreams.engine import EngineUpstream  # noqa: PLC0415
+    from gateway.upstreams.engine.upstream import EngineUpstream  # noqa: PLC0415
 
     engine = app.get(ENGINE)
     if isinstance(engine, EngineUpstream):
         engine.stop_soon()
-
-
-def _pairs(settings: Settings) -> Cleanup:
-    """Prefill and decode servers. They are watched from now on; nothing here waits for them."""
-
-    async def run(app: web.Application) -> AsyncIterator[None]:
-        clients, layout = HttpClients(settings.timeouts), settings.cache_layout
-        others = (layout.prefill_endpoint, layout.decode_endpoint, settings.server.api_base)
-        app[PAIRS] = {
-            pair.name: PairUpstream(
-                pair,
-                clients,
-                settings.timeouts,
-                uuid.uuid4().hex[:16],
-                make_chooser=InstanceChoice,
-                on_failure=partial(app[METRICS].leg_failed, pair.name),
-                elsewhere=frozenset(url for url in others if url is not None),
-            )
-            for pair in settings.pairs
-        }
-        for pair in app[PAIRS].values():
-            pair.start()
-        yield
-        for pair in app[PAIRS].values():
-            await pair.close()
-        await clients.close()
-
-    return run
 
 
 def _in_force(settings: Settings, notices: Sequence[str], source: Source | None, library: Library | None) -> Cleanup:
@@ -168,7 +145,7 @@ class _GenerationMaker:
         self._app = app
         self._parts = Parts()
         self._prices = Prices(shipped_table())
-        self._targets = TargetMaker(uuid.uuid4().hex[:16], self._prices, library)
+        self._targets = TargetMaker(uuid.uuid4().hex[:16], self._prices, library, app[METRICS].leg_failed)
         self._conversations = ConversationStore(MAX_CONVERSATIONS, MAX_CONVERSATION_BYTES)
         self._admission = Admission(count_refusal=app[METRICS].count_key_refusal)
         self._closing: set[asyncio.Task[None]] = set()
@@ -176,10 +153,17 @@ class _GenerationMaker:
     def make(self, number: int, settings: Settings, notices: Sequence[str], old: Generation | None) -> Generation:
         """Never changes the old one: it stays in force if anything is raised here."""
         parts = self._parts.user()
-        targets = self._targets.make(settings, parts)
-        everywhere: dict[str, PassThroughUpstream] = dict(targets.items())
-        if PAIRS in self._app:
-            everywhere.update(self._app[PAIRS].items())
+        try:
+            return self._make(number, settings, notices, old, parts)
+        except BaseException:
+            self._close_soon(parts.close())  # a pair would be watched for ever
+            raise
+
+    def _make(
+        self, number: int, settings: Settings, notices: Sequence[str], old: Generation | None, parts: PartUser
+    ) -> Generation:
+        targets, pairs = self._targets.make(settings, parts), self._targets.make_pairs(settings, parts)
+        everywhere: dict[str, PassThroughUpstream] = {**targets, **pairs}
         service = ChatService(
             settings,
             engine=self._app.get(ENGINE),
@@ -188,14 +172,18 @@ class _GenerationMaker:
             records=self._app[RECORDS],
             conversations=self._conversations,
             admission=self._admission,
-            guards=_kept_guards(old, settings, targets),
+            guards=_kept_guards(old, settings, everywhere),
         )
         self._admission.prices = PriceBook.of(settings, self._prices)
-        return Generation(number, settings, tuple(notices), targets, service, parts.close)
+        start_probes(settings, parts, service.guards)
+        return Generation(number, settings, tuple(notices), targets, pairs, service, parts.close)
 
     def ended(self, generation: Generation) -> None:
         """Its last request is over."""
-        task = asyncio.get_running_loop().create_task(generation.close())
+        self._close_soon(generation.close())
+
+    def _close_soon(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -203,12 +191,15 @@ class _GenerationMaker:
         await asyncio.gather(*self._closing, current.close())
 
 
-def _kept_guards(old: Generation | None, settings: Settings, targets: Mapping[str, Target]) -> dict[str, TargetGuard]:
+def _kept_guards(
+    old: Generation | None, settings: Settings, upstreams: Mapping[str, PassThroughUpstream]
+) -> dict[str, TargetGuard]:
     """Of targets that are the same as before, with what is known of their health."""
     if old is None:
         return {}
+    before: Mapping[str, PassThroughUpstream] = {**old.targets, **old.pairs}
     return {
         name: guard
         for name, guard in old.service.guards.items()
-        if old.targets.get(name) is targets.get(name) and limits_of(old.settings, name) == limits_of(settings, name)
+        if before.get(name) is upstreams.get(name) and limits_of(old.settings, name) == limits_of(settings, name)
     }

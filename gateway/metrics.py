@@ -14,12 +14,14 @@ from backends.protocol.messages import EngineStats, Timings, Usage
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 RATIO_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _WHERE = ("cache_mode", "backend")
 _TARGET_GAUGES = {
     "in_flight": "Requests at a target.",
     "queued": "Requests that wait for a place at a target.",
     "breaker_state": "0 = closed, 1 = half open, 2 = open: the target is left alone.",
+    "healthy": "1 while a target answers its health checks; absent without health_path.",
 }
 _ENGINE_GAUGES = {
     "running": ("num_running", "Requests running on an instance."),
@@ -95,6 +97,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.in_flight = Gauge(
             "kvgate_requests_in_flight", "Requests being answered at this moment.", registry=self.registry
+        )
+        self.loop_lag = Histogram(
+            "kvgate_event_loop_lag_seconds",
+            "How late a timer of the gateway's event loop runs; everything it serves waits as long.",
+            buckets=LAG_BUCKETS,
+            registry=self.registry,
         )
         self._requests = self._counter("requests", "Requests answered.", ("dialect", *_WHERE, "outcome"))
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.", _WHERE)
@@ -253,8 +261,8 @@ class Metrics:
         for gauge in self._targets.values():
             gauge.clear()
         for target, values in figures.items():
-            for name, gauge in self._targets.items():
-                gauge.labels(target).set(values[name])
+            for name, value in values.items():
+                self._targets[name].labels(target).set(value)
 
     def set_pairs(self, connected: Mapping[tuple[str, str], bool]) -> None:
         """Of each prefill with each decode instance."""
@@ -264,6 +272,11 @@ class Metrics:
     def leg_failed(self, backend: str, side: str) -> None:
         """A prefill or a decode server of a pair has failed a request."""
         self._leg_failures.labels(backend, side).inc()
+
+    def forget_servers(self) -> None:
+        """Before `set_servers` of the pairs that there are at this moment."""
+        for gauge in (self._server_up, *self._server.values()):
+            gauge.clear()
 
     def set_servers(
         self, backend: str, states: Mapping[str, bool], figures: Mapping[str, ServerFigures | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,10 +52,14 @@ class PartUser:
         return found
 
     async def close(self) -> None:
-        """Give up what was taken, last taken first."""
-        for part in reversed(self._taken):
-            part.num_users -= 1
-            if part.num_users == 0:
-                self._parts.remove(part)
-                await part.close()
-        self._taken.clear()
+        """Give up what was taken, last taken first. What can't be closed keeps nothing else open."""
+        taken, self._taken = self._taken, []
+        async with AsyncExitStack() as ending:
+            for part in taken:
+                ending.push_async_callback(self._give_up, part)
+
+    async def _give_up(self, part: _Part) -> None:
+        part.num_users -= 1
+        if part.num_users == 0:
+            self._parts.remove(part)
+            await part.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,13 +33,6 @@ class Source:
     load: Callable[[], LoadedSettings]
     learn: Callable[[Settings], None] = lambda settings: None
 
-    def files(self) -> list[Path]:
-        return watched_files(self.loaded)
-
-
-def watched_files(loaded: LoadedSettings) -> list[Path]:
-    return [*([loaded.path] if loaded.path is not None else []), *loaded.key_files]
-
 
 Make = Callable[[int, Settings, Sequence[str], Generation], Generation]
 
@@ -51,8 +44,8 @@ class Reloader:
         self._in_force = in_force
         self._make = make
         self._metrics = metrics
-        self._watch = FileWatch(source.files())
-        self._files = source.files()
+        self._watch = FileWatch(source.loaded.files)
+        self._files = tuple(source.loaded.files)
         self._asked = asyncio.Event()
         self._metrics.settings_loaded(self.state.loaded_at)
 
@@ -84,11 +77,12 @@ class Reloader:
         """Take over what is there now, or say why not."""
         try:
             loaded = await asyncio.to_thread(self._source.load)
-            self._files = watched_files(loaded)
-            self._watch.watch(self._files)
+            self._files = tuple(loaded.files)
+            self._watch.watch(loaded.files)
             self._take(loaded)
         except SettingsError as error:
-            self._refuse(error.problems)
+            self._watch.watch_too(error.files)
+            self._refuse(error.problems, error.files)
         except Exception:
             logger.exception("the settings could not be read again; the old ones stay in force")
             self._refuse(("the settings could not be read; the log says why",))
@@ -108,8 +102,9 @@ class Reloader:
         for notice in notices:
             logger.warning("%s", notice)
 
-    def _refuse(self, problems: Sequence[str]) -> None:
-        shown = tuple(_without_folders(problem, self._files) for problem in problems)
+    def _refuse(self, problems: Sequence[str], named: Collection[Path] = ()) -> None:
+        files = (*self._files, *named)
+        shown = tuple(_without_folders(problem, files) for problem in problems)
         self.state = replace(self.state, failed_at=time.time(), problems=shown)
         self._metrics.settings_refused()
         for problem in problems:

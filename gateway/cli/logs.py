@@ -36,11 +36,16 @@ class RedactingFormatter(logging.Formatter):
 
 
 class BadClientFilter(logging.Filter):
-    """A client that speaks no proper HTTP gets one line, without what it sent: that may hold its key."""
+    """A client that speaks no proper HTTP gets one line, without what it sent: that may hold its key.
+
+    One that leaves while its answer is written gets none: the record of its request says `client_gone`.
+    """
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionResetError):
+            return False
         if error is not None and any(base.__name__ == "HttpProcessingError" for base in type(error).__mro__):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.msg = f"{record.getMessage()}: it sent no valid HTTP ({type(error).__name__})"

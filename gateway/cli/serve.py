@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from gateway.cli.listening import BACKLOG, CannotListen, bind_sockets, close_all
 from gateway.cli.loading import load
 from gateway.cli.logs import LEVELS, set_up_logging
 from gateway.cli.open_files import raise_open_file_limit
+from gateway.cli.reload_signal import ReloadSignal
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -59,14 +61,23 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--model", help="what the bundled engine loads: bundled name, folder, GGUF file or hub id; turns it on")
     add("--mode", help="mode of requests that choose none: merged or split")
     add("--upstream", metavar="URL", help="base URL of an OpenAI-compatible upstream, such as TaoToken")
-    add("--upstream-key-env", metavar="NAME", help="environment variable that holds the upstream's key")
+    holds_key = "name of the environment variable that holds the upstream's key"
+    add("--upstream-key-env", metavar="NAME", type=_variable_name, help=holds_key)
     add("--no-engine", action="store_true", help="do not run the bundled engine")
     add("--log-level", choices=LEVELS, help=f"default: ${LOG_LEVEL_VARIABLE}, else info")
     parser.set_defaults(run=run)
 
 
+def _variable_name(text: str) -> str:
+    """A key in its place would stand in the list of processes, and is not repeated here."""
+    if text and not (text.isascii() and text.isidentifier()):
+        raise argparse.ArgumentTypeError("needs the name of a variable, such as TAOTOKEN_API_KEY, not the key itself")
+    return text
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
+    reload_signal = ReloadSignal()
     loaded = load(arguments.config, flags_of(arguments))
     if loaded is None:
         return 1
@@ -82,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     except CannotListen as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
-    return _serve_on(sockets, loaded, source_of(arguments, loaded))
+    return _serve_on(sockets, loaded, source_of(arguments, loaded), reload_signal)
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -109,6 +120,8 @@ def source_of(arguments: argparse.Namespace, loaded: LoadedSettings) -> Source:
 
     def read() -> LoadedSettings:
         path = Path(arguments.config).expanduser() if arguments.config else find_settings_file(os.environ, Path.cwd())
+        if path is not None and path.is_fifo():  # waiting for what never comes would hold up even the end
+            raise SettingsError(f"{path}: is a pipe, which can be read only once; a restart reads it")
         again = load_settings(path, environ=os.environ, flags=flags_of(arguments))
         problem = missing_litellm(again.settings)
         if problem is not None:
@@ -154,7 +167,7 @@ def _missing_backend(settings: Settings) -> str | None:
 def too_many_instances(settings: Settings) -> str | None:
     """Why the bundled engine's instances don't fit this machine."""
     from gateway.settings.errors import SettingsError  # noqa: PLC0415
-    from gateway.upstreams.engine_config import instance_plans  # noqa: PLC0415
+    from gateway.upstreams.engine.config import instance_plans  # noqa: PLC0415
 
     engine = settings.effective_engine()
     if engine is None:
@@ -209,11 +222,12 @@ def describe_source(loaded: LoadedSettings) -> str:
     return "defaults" if loaded.path is None else f"{loaded.path} ({loaded.shape})"
 
 
-def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings, source: Source) -> int:
+def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings, source: Source, reload_signal: ReloadSignal) -> int:
     from gateway.app import build_app  # noqa: PLC0415  (aiohttp and everything else)
 
+    make = partial(build_app, source=source)
     try:
-        return asyncio.run(serve(sockets, loaded, partial(build_app, source=source)))
+        return asyncio.run(serve(sockets, loaded, make, started=_keep_what_is_there, reload_signal=reload_signal))
     except CannotListen as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
@@ -225,7 +239,20 @@ class AppFactory(Protocol):
     def __call__(self, settings: Settings, *, notices: Sequence[str] = ()) -> web.Application: ...
 
 
-async def serve(sockets: list[socket.socket], loaded: LoadedSettings, build_app: AppFactory) -> int:
+def _keep_what_is_there() -> None:
+    """Modules and settings stay to the end: looking through them for garbage would hold up answers by 30 ms."""
+    gc.collect()
+    gc.freeze()
+
+
+async def serve(
+    sockets: list[socket.socket],
+    loaded: LoadedSettings,
+    build_app: AppFactory,
+    *,
+    started: Callable[[], object] = lambda: None,
+    reload_signal: ReloadSignal | None = None,
+) -> int:
     """Until SIGINT or SIGTERM, also while starting. The start line is printed once connections are accepted."""
     from gateway.app import make_runner  # noqa: PLC0415
 
@@ -233,12 +260,14 @@ async def serve(sockets: list[socket.socket], loaded: LoadedSettings, build_app:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     app = build_app(settings, notices=loaded.notices)
-    _reload_on_signal(app)
+    reload_signal = reload_signal or ReloadSignal()
     runner = make_runner(app, shutdown_timeout=settings.timeouts.shutdown_seconds)
     try:
         if await _set_up(runner, stop):
+            _heed(reload_signal, app)
             await _start_sites(runner, sockets, settings)
             url = url_of(settings.server.host, sockets[0].getsockname()[1])
+            started()
             print(start_line(settings, url, describe_source(loaded)), flush=True)
             await stop.wait()
         logger.info("stopping")
@@ -271,16 +300,11 @@ async def _start_sites(runner: web.AppRunner, sockets: list[socket.socket], sett
         raise CannotListen(explain(error, settings.server.host, settings.server.port)) from None
 
 
-def _reload_on_signal(app: web.Application) -> None:
-    """SIGHUP; until the application is set up it has nothing to read again."""
+def _heed(reload_signal: ReloadSignal, app: web.Application) -> None:
     from gateway.web.keys import RELOADER  # noqa: PLC0415
 
-    def on_signal() -> None:
-        if RELOADER in app:
-            app[RELOADER].ask()
-
-    with contextlib.suppress(NotImplementedError, AttributeError):  # Windows knows no such signal
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_signal)
+    if RELOADER in app:
+        reload_signal.heed(app[RELOADER].ask)
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:

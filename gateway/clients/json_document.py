@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gateway.clients.document import DocumentError, KeyPath, check_way
-from gateway.clients.json_spans import Member, Node, parse, skip_blank
+from gateway.core.commented_json import CommentedJsonError, Member, Node, parse_object, skip_blank
 
 _STEP = "  "
 _REST_OF_LINE = re.compile(r"[ \t]*(?://[^\n]*|/\*[^\n]*?\*/[ \t]*(?=\n))?")
@@ -63,7 +63,6 @@ class JsonDocument:
 
     def _insert(self, node: Node, name: str, value: Any) -> None:
         """As the last member, written as the members before it are."""
-        assert node.members is not None
         inline = node.members and "\n" not in self._text[node.start : node.end]
         indent = self._indent_at(node.members[-1].start) if node.members else self._indent_at(node.start) + _STEP
         lead = " " if inline else f"\n{indent}"
@@ -84,7 +83,6 @@ class JsonDocument:
 
     def _cut(self, node: Node, member: Member) -> None:
         """The member, its comma, and its line if nothing else is on it."""
-        assert node.members is not None
         after = skip_blank(self._text, member.node.end)
         has_comma = self._text[after] == ","
         start, end = member.start, after + 1 if has_comma else member.node.end
@@ -107,10 +105,10 @@ class JsonDocument:
         self._root = self._parsed()
 
     def _parsed(self) -> Node:
-        node = parse(self._text)
-        if node.members is None:
-            raise DocumentError("line 1: the file must hold one JSON object")
-        return node
+        try:
+            return parse_object(self._text)
+        except CommentedJsonError as error:
+            raise DocumentError(f"line {error.line}: {error}") from None
 
     def _indent_at(self, position: int) -> str:
         line = self._text[self._text.rfind("\n", 0, position) + 1 : position]

@@ -96,9 +96,19 @@ class KeyForbids(GatewayError):
 
 
 class ModeUnavailable(GatewayError):
-    """The mode asked for can't be served now, and no other is served in its place."""
+    """The mode asked for can't be served now, and no other is served in its place.
+
+    `is_restarting`: what serves it was up before, and is being started again.
+    """
 
     code = "mode_unavailable"
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None, is_restarting: bool = False) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.is_restarting = is_restarting
+
+
+CUT = "The upstream broke the connection before the answer was complete. What came so far is not the whole answer."
 
 
 class UpstreamGone(GatewayError):

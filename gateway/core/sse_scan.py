@@ -11,6 +11,8 @@ import re
 import msgspec
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+_MAX_LINES = 100_000  # of one event
+_MAX_MENDED_LINES = 100  # of one event whose end has to be guessed: each guess reads all of them
 _LINE_END = re.compile(rb"[\r\n]")
 _BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
@@ -52,6 +54,8 @@ class SseScanner:
             self._scan()
         if len(self._buffer) > self._max_frame_bytes:
             raise FrameTooLong(f"An event is longer than {self._max_frame_bytes} bytes.")
+        if len(self._data) > _MAX_LINES:
+            raise FrameTooLong(f"An event has more than {_MAX_LINES} lines.")
         frames, self._frames = self._frames, []
         return frames
 
@@ -125,12 +129,15 @@ class SseScanner:
         if value.startswith((b"data:", b"data: ")):
             value = self._drop_doubled_name(value, start)
             start = min(start, self._line_start)
-        if self._data and value.startswith((b"{", DONE)) and _is_whole(b"\n".join(self._data)):
+        if self._data and value.startswith((b"{", DONE)) and self._is_whole_so_far():
             self._single_line_ends = True
             self._dispatch(start, repair=b"\n")
         self._data.append(value)
         if self._single_line_ends and _is_whole(value):
             self._dispatch(self._line_start, repair=b"\n")
+
+    def _is_whole_so_far(self) -> bool:
+        return len(self._data) <= _MAX_MENDED_LINES and _is_whole(b"\n".join(self._data))
 
     def _drop_doubled_name(self, value: bytes, start: int) -> bytes:
         """Rewrites the line in the buffer: a client could not read it either."""

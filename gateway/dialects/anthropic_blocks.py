@@ -10,13 +10,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from gateway.dialects.chat_turns import BETWEEN_TEXTS, ChatPart, text_part
 from gateway.dialects.fields import kind, refuse
 from gateway.dialects.reading import Reading, filled_string_at, mapping_at, string_at
 
-Part = dict[str, Any]
 Block = tuple[str, dict[str, Any]]  # its path in the body, and itself
 
-BETWEEN_TEXTS = "\n\n"  # between the blocks of a system prompt, a user turn or a tool result
 _LEFT_OUT = "[{} left out: this model reads text only]"
 _BELOW = "[{} attached below]"
 _READABLE = "A text-only model takes blocks of type 'text', 'tool_use', 'tool_result' and documents in plain text."
@@ -45,18 +44,7 @@ def _is_empty_text(block: Block) -> bool:
     return block[1]["type"] == "text" and not block[1]["text"]
 
 
-def text_part(text: str) -> Part:
-    return {"type": "text", "text": text}
-
-
-def content_of(parts: list[Part]) -> str | list[Part]:
-    """Text alone becomes one string, which every upstream takes."""
-    if all(part["type"] == "text" for part in parts):
-        return BETWEEN_TEXTS.join(part["text"] for part in parts)
-    return parts
-
-
-def user_parts(block: Block, reading: Reading) -> list[Part]:
+def user_parts(block: Block, reading: Reading) -> list[ChatPart]:
     """A block that a user wrote or attached."""
     path, fields = block
     match fields["type"]:
@@ -74,7 +62,7 @@ def user_parts(block: Block, reading: Reading) -> list[Part]:
             return [text_part(told_as_text(block, reading))]
 
 
-def result_parts(block: Block, reading: Reading) -> tuple[str, list[Part]]:
+def result_parts(block: Block, reading: Reading) -> tuple[str, list[ChatPart]]:
     """A block of a tool's result: its text, and what can't stand in a tool message and goes to the user's.
 
     Unlike a user's own image, one that a tool returned isn't refused for a text-only model: it stays in the history, so
@@ -86,7 +74,7 @@ def result_parts(block: Block, reading: Reading) -> tuple[str, list[Part]]:
     if fields["type"] == "document" and reading.local and not _is_text_document(fields):
         return _left_out("document", reading), []
     texts: list[str] = []
-    attached: list[Part] = []
+    attached: list[ChatPart] = []
     for part in user_parts(block, reading):
         if part["type"] == "text":
             texts.append(part["text"])
@@ -128,7 +116,7 @@ def _source(fields: dict[str, Any], path: str, *known: str) -> dict[str, Any]:
     return source
 
 
-def _image(fields: dict[str, Any], path: str) -> Part:
+def _image(fields: dict[str, Any], path: str) -> ChatPart:
     source = _source(fields, path, "base64", "url")
     url = string_at(source, "url", f"{path}.source") if source["type"] == "url" else _data_url(source, path)
     return {"type": "image_url", "image_url": {"url": url}}
@@ -144,7 +132,7 @@ def _is_text_document(fields: dict[str, Any]) -> bool:
     return isinstance(source, dict) and source.get("type") in ("text", "content")
 
 
-def _document(fields: dict[str, Any], path: str, reading: Reading) -> Part:
+def _document(fields: dict[str, Any], path: str, reading: Reading) -> ChatPart:
     if _is_text_document(fields):
         return text_part(BETWEEN_TEXTS.join(_document_texts(fields, path)))
     if reading.local:

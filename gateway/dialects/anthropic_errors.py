@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.base import ErrorFacts
-from gateway.dialects.overflow import is_overflow, read_overflow
+from gateway.dialects.overflow import Wording, worded
 
 OVERLOADED_STATUS = 529
 
@@ -40,7 +40,12 @@ _NAMED = frozenset(
     {"authentication_error", "permission_error", "rate_limit_error", "overloaded_error", "timeout_error"}
 )
 
-_WORDED = re.compile(r"prompt is too long: \d+ tokens > \d+ maximum")
+# Claude Code knows by these words that it must compact the conversation.
+_OVERFLOW = Wording(
+    known=re.compile(r"prompt is too long: \d+ tokens > \d+ maximum"),
+    lead="prompt is too long",
+    sentence="prompt is too long: {num_tokens} tokens > {maximum} maximum",
+)
 
 
 def error_type(facts: ErrorFacts) -> str:
@@ -58,20 +63,9 @@ def error_status(facts: ErrorFacts) -> int:
 
 
 def error_object(facts: ErrorFacts) -> dict[str, Any]:
-    error = {"type": error_type(facts), "message": _message(facts)}
+    error = {"type": error_type(facts), "message": worded(facts, _OVERFLOW)}
     return {"type": "error", "error": error, "request_id": facts.request_id or None}
 
 
 def error_body(facts: ErrorFacts) -> bytes:
     return msgspec.json.encode(error_object(facts))
-
-
-def _message(facts: ErrorFacts) -> str:
-    """An overflow begins with the words by which Claude Code knows that it must compact the conversation."""
-    if not is_overflow(facts) or _WORDED.search(facts.message):
-        return facts.message
-    overflow = read_overflow(facts.message)
-    if overflow is None:
-        return f"prompt is too long: {facts.message}"
-    worded = f"prompt is too long: {overflow.num_tokens} tokens > {overflow.maximum} maximum"
-    return f"{worded}. {facts.message}" if facts.code == "kv_pool_too_small" else worded

@@ -10,8 +10,9 @@ from typing import Any
 
 from gateway.dialects.anthropic_answer import MessagesContext
 from gateway.dialects.anthropic_tools import read_tools
-from gateway.dialects.anthropic_turns import is_prefill, read_conversation
+from gateway.dialects.anthropic_turns import read_conversation
 from gateway.dialects.base import ChatForm
+from gateway.dialects.chat_turns import is_prefill
 from gateway.dialects.fields import Fields, kind, refuse
 from gateway.dialects.reading import Reading
 from gateway.dialects.sampling import unknown_field_notices

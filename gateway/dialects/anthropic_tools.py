@@ -6,13 +6,12 @@ with a notice, and refused where the request forces one of them.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gateway.dialects.fields import Fields, kind, refuse
 from gateway.dialects.reading import Reading, filled_string_at, mapping_at
+from gateway.dialects.tool_function import named_function, object_schema
 
-_NAME = re.compile(r'[^"\\\x00-\x1f]{1,128}')
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _READ = frozenset({"type", "name", "description", "input_schema", "cache_control", "eager_input_streaming"})
 
@@ -43,32 +42,14 @@ def _name_of(tool: dict[str, Any]) -> str:
 
 
 def _tool(tool: dict[str, Any], path: str, reading: Reading) -> dict[str, Any]:
-    name = filled_string_at(tool, "name", path)
-    if not _NAME.fullmatch(name):
-        refuse(f"`{path}.name` must have 1 to 128 characters and no quote or backslash.", f"{path}.name")
     for key in tool.keys() - _READ:
         if tool[key] not in (None, False):
             reading.remark("keys of tools without effect", key)
-    description = tool.get("description")
-    if description is not None and not isinstance(description, str):
-        refuse(f"`{path}.description` must be a string, not {kind(description)}.", f"{path}.description")
-    function: dict[str, Any] = {"name": reading.tool_name(name)}
-    if description:
-        function["description"] = description
-    return {"type": "function", "function": function | {"parameters": _schema(tool, f"{path}.input_schema")}}
-
-
-def _schema(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    """Always the schema of an object, whatever was left unsaid."""
-    value = tool.get("input_schema")
-    if value is None:
-        value = {}
-    schema = mapping_at(value, path)
-    if schema.get("type", "object") != "object":
-        refuse(f"`{path}.type` must be 'object'.", f"{path}.type")
-    if "properties" in schema and "type" in schema:
-        return schema
-    return {"type": "object", "properties": {}} | schema
+    function = named_function(tool, path, reading)
+    given = tool.get("input_schema")
+    schema_path = f"{path}.input_schema"
+    schema = object_schema(mapping_at({} if given is None else given, schema_path), schema_path)
+    return {"type": "function", "function": function | {"parameters": schema}}
 
 
 def _choice(

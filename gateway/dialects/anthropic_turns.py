@@ -13,22 +13,19 @@ import re
 from typing import Any
 
 from gateway.dialects.anthropic_blocks import (
-    BETWEEN_TEXTS,
     Block,
-    Part,
-    content_of,
     read_blocks,
     result_parts,
     told_as_text,
     user_parts,
 )
+from gateway.dialects.chat_turns import BETWEEN_TEXTS, ChatPart, Message, content_of
 from gateway.dialects.fields import check_turns, kind, refuse
 from gateway.dialects.object_arguments import arguments_text
 from gateway.dialects.reading import Reading, filled_string_at, mapping_at, string_at
 
 ROLES = ("user", "assistant", "system")
 Turn = tuple[str, list[Block]]  # a role and its blocks
-Message = dict[str, Any]
 
 # Claude Code's first line of the system prompt, with a value that is new in each request: it says nothing to a model,
 # and no later token of the prompt could be found in the prefix cache (anthropics/claude-code#68900).
@@ -42,12 +39,6 @@ def read_conversation(system: object, messages: object, reading: Reading) -> lis
     for role, blocks in turns:
         read += _user(blocks, reading) if role == "user" else [_assistant(blocks, reading)]
     return read
-
-
-def is_prefill(messages: list[Message]) -> bool:
-    """The client has begun the answer: the model goes on with it instead of starting one."""
-    last = messages[-1]
-    return last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _turns(value: object, reading: Reading) -> list[Turn]:
@@ -109,7 +100,7 @@ def _system(blocks: list[Block], reading: Reading) -> list[Message]:
 def _user(blocks: list[Block], reading: Reading) -> list[Message]:
     """Results come first, each as a tool message: they must follow the calls at once."""
     results: list[Message] = []
-    parts: list[Part] = []
+    parts: list[ChatPart] = []
     for block in blocks:
         _refuse_misplaced(block, "user", "tool_use", "thinking", "redacted_thinking")
         if block[1]["type"] == "tool_result":
@@ -121,7 +112,7 @@ def _user(blocks: list[Block], reading: Reading) -> list[Message]:
     return [*results, {"role": "user", "content": content_of(parts)}] if parts else results
 
 
-def _tool_result(block: Block, reading: Reading) -> tuple[Message, list[Part]]:
+def _tool_result(block: Block, reading: Reading) -> tuple[Message, list[ChatPart]]:
     path, fields = block
     call_id = filled_string_at(fields, "tool_use_id", path)
     content = fields.get("content")

@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from backends.protocol.messages import Timings, Usage
-from gateway.core.errors import UpstreamError, UpstreamGone
+from gateway.core.errors import CUT, UpstreamError, UpstreamGone
 from gateway.core.sse_scan import DONE, Frame
 from gateway.core.types import ChoiceFinished, Delta, Finished, FinishReason, ReasoningDelta, StreamEvent, TextDelta
 from gateway.dialects.chat_calls import CallOrder
 from gateway.dialects.sniff import error_facts, read_usage
 
-_CUT = "The upstream broke the connection before the answer was complete. What came so far is not the whole answer."
 _UNREADABLE = "The upstream's answer can't be read: a part of it is not valid JSON of the chat completions API."
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _REASONS = {
@@ -73,7 +72,7 @@ class ChatDecoder:
     def finish(self) -> list[StreamEvent]:
         """The end of every choice. Raises UpstreamGone if one has not said that it is complete."""
         if not self.complete:
-            raise UpstreamGone(_CUT)
+            raise UpstreamGone(CUT)
         events: list[StreamEvent] = []
         last = max(self._choices)
         for index, choice in sorted(self._choices.items()):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.base import ErrorFacts
-from gateway.dialects.overflow import is_overflow, read_overflow
+from gateway.dialects.overflow import Wording, worded
 
 DOMAIN = "kvgate"  # of the reasons below; Google's own domains make Gemini CLI look for accounts and quotas
 _TYPE_URL = "type.googleapis.com/google.rpc."
@@ -28,7 +28,12 @@ _STATUS = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-_WORDED = re.compile(r"input token count \(?\d+\)? exceeds the maximum", re.IGNORECASE)
+# Clients know by these words that they must shorten the conversation.
+_OVERFLOW = Wording(
+    known=re.compile(r"input token count \(?\d+\)? exceeds the maximum", re.IGNORECASE),
+    lead="The input token count exceeds the maximum number of tokens allowed",
+    sentence="The input token count ({num_tokens}) exceeds the maximum number of tokens allowed ({maximum}).",
+)
 
 
 def error_status_name(facts: ErrorFacts) -> str:
@@ -37,7 +42,7 @@ def error_status_name(facts: ErrorFacts) -> str:
 
 def error_object(facts: ErrorFacts) -> dict[str, Any]:
     details = _details(facts)
-    error = {"code": facts.status, "message": _message(facts), "status": error_status_name(facts)}
+    error = {"code": facts.status, "message": worded(facts, _OVERFLOW), "status": error_status_name(facts)}
     return {"error": error | ({"details": details} if details else {})}
 
 
@@ -57,17 +62,3 @@ def _details(facts: ErrorFacts) -> list[dict[str, Any]]:
     if facts.retry_after_seconds:
         details.append({"@type": f"{_TYPE_URL}RetryInfo", "retryDelay": f"{facts.retry_after_seconds:.9g}s"})
     return details
-
-
-def _message(facts: ErrorFacts) -> str:
-    """An overflow begins with that API's words, by which clients know that they must shorten the conversation."""
-    if not is_overflow(facts) or _WORDED.search(facts.message):
-        return facts.message
-    overflow = read_overflow(facts.message)
-    if overflow is None:
-        return f"The input token count exceeds the maximum number of tokens allowed: {facts.message}"
-    worded = (
-        f"The input token count ({overflow.num_tokens}) exceeds the maximum number of tokens allowed "
-        f"({overflow.maximum})."
-    )
-    return f"{worded} {facts.message}" if facts.code == "kv_pool_too_small" else worded

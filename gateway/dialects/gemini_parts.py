@@ -12,13 +12,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.dialects.chat_turns import ChatPart, text_part
 from gateway.dialects.fields import kind, refuse
 from gateway.dialects.gemini_spelling import fields_at
 from gateway.dialects.reading import Reading, string_at
 
-ChatPart = dict[str, Any]
-
-BETWEEN_TEXTS = "\n\n"  # between the parts of a system instruction, a user's content or a result
 KINDS = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
 _MARKS = frozenset({"thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution"})
 _LEFT_OUT = "[{} left out: the model can't read it]"
@@ -65,17 +63,6 @@ def _part(value: object, path: str, reading: Reading) -> Part | None:
     if chosen == "text" and not string_at(fields, "text", path):
         return None
     return Part(path, chosen, fields[chosen], thought)
-
-
-def text_part(text: str) -> ChatPart:
-    return {"type": "text", "text": text}
-
-
-def content_of(parts: list[ChatPart]) -> str | list[ChatPart]:
-    """Text alone becomes one string, which every upstream takes."""
-    if all(part["type"] == "text" for part in parts):
-        return BETWEEN_TEXTS.join(part["text"] for part in parts)
-    return parts
 
 
 def user_part(part: Part, reading: Reading) -> ChatPart:

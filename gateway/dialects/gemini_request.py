@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.dialects.base import ChatForm
+from gateway.dialects.chat_turns import is_prefill
 from gateway.dialects.fields import Fields, refuse
 from gateway.dialects.gemini_answer import GenerateContext
 from gateway.dialects.gemini_config import NAME as GENERATION_CONFIG
 from gateway.dialects.gemini_config import GenerationConfig
 from gateway.dialects.gemini_spelling import camel_keys
 from gateway.dialects.gemini_tools import read_tools
-from gateway.dialects.gemini_turns import is_prefill, read_conversation
+from gateway.dialects.gemini_turns import read_conversation
 from gateway.dialects.reading import Reading
 from gateway.dialects.sampling import unknown_field_notices
 

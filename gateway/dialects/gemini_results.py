@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.dialects.chat_turns import BETWEEN_TEXTS, ChatPart
 from gateway.dialects.fields import kind, refuse
-from gateway.dialects.gemini_parts import BETWEEN_TEXTS, ChatPart, Part, user_part
+from gateway.dialects.gemini_parts import Part, user_part
 from gateway.dialects.gemini_spelling import fields_at
 from gateway.dialects.object_arguments import arguments_text
 from gateway.dialects.reading import Reading, filled_string_at

@@ -6,15 +6,14 @@ forces one of them.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from gateway.dialects.fields import Fields, kind, refuse
 from gateway.dialects.gemini_schema import json_schema
 from gateway.dialects.gemini_spelling import fields_at
-from gateway.dialects.reading import Reading, filled_string_at, mapping_at
+from gateway.dialects.reading import Reading, mapping_at
+from gateway.dialects.tool_function import named_function, object_schema
 
-_NAME = re.compile(r'[^"\\\x00-\x1f]{1,128}')
 _MODES = {"AUTO": "auto", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto", "ANY": "required", "NONE": "none"}
 _READ = frozenset({"name", "description", "parameters", "parametersJsonSchema"})
 _OF_ANSWER = frozenset({"response", "responseJsonSchema", "behavior"})  # describe the result, which models aren't told
@@ -64,22 +63,13 @@ def _declarations(value: object, path: str, reading: Reading) -> Tools:
 
 def _tool(value: object, path: str, reading: Reading) -> dict[str, Any]:
     fields = fields_at(value, path)
-    name = filled_string_at(fields, "name", path)
-    if not _NAME.fullmatch(name):
-        refuse(f"`{path}.name` must have 1 to 128 characters and no quote or backslash.", f"{path}.name")
     for key in fields.keys() - _READ - _OF_ANSWER:
         reading.remark("keys of tools without effect", key)
-    description = fields.get("description")
-    if description is not None and not isinstance(description, str):
-        refuse(f"`{path}.description` must be a string, not {kind(description)}.", f"{path}.description")
-    function: dict[str, Any] = {"name": reading.tool_name(name)}
-    if description:
-        function["description"] = description
+    function = named_function(fields, path, reading)
     return {"type": "function", "function": function | {"parameters": _parameters(fields, path)}}
 
 
 def _parameters(fields: dict[str, Any], path: str) -> dict[str, Any]:
-    """Always the schema of an object, whatever was left unsaid."""
     if "parameters" in fields and "parametersJsonSchema" in fields:
         refuse(f"`{path}` has both `parameters` and `parametersJsonSchema`. Send one.", f"{path}.parameters")
     if "parametersJsonSchema" in fields:
@@ -88,11 +78,7 @@ def _parameters(fields: dict[str, Any], path: str) -> dict[str, Any]:
     else:
         path = f"{path}.parameters"
         schema = json_schema(fields.get("parameters", {}), path)
-    if schema.get("type", "object") != "object":
-        refuse(f"`{path}.type` must be 'object'.", f"{path}.type")
-    if "properties" in schema and "type" in schema:
-        return schema
-    return {"type": "object", "properties": {}} | schema
+    return object_schema(schema, path)
 
 
 def _calling(value: dict[str, Any] | None, reading: Reading) -> tuple[str, list[str]]:

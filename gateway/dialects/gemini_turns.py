@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gateway.dialects.chat_turns import BETWEEN_TEXTS, ChatPart, Message, content_of
 from gateway.dialects.fields import check_turns, kind, refuse
-from gateway.dialects.gemini_parts import BETWEEN_TEXTS, ChatPart, Part, content_of, read_parts, told_as_text, user_part
+from gateway.dialects.gemini_parts import Part, read_parts, told_as_text, user_part
 from gateway.dialects.gemini_results import CallIds, tool_call, tool_result
 from gateway.dialects.gemini_spelling import fields_at
 from gateway.dialects.reading import Reading
 
 ROLES = {"user": "user", "function": "user", "tool": "user", "model": "assistant"}
 Turn = tuple[str, list[Part]]  # a role and its parts
-Message = dict[str, Any]
 
 
 def read_conversation(system: object, contents: object, reading: Reading) -> list[Message]:
@@ -26,12 +26,6 @@ def read_conversation(system: object, contents: object, reading: Reading) -> lis
     for role, parts in _turns(contents, reading):
         read += _user(parts, ids, reading) if role == "user" else [_assistant(parts, ids, reading)]
     return read
-
-
-def is_prefill(messages: list[Message]) -> bool:
-    """The client has begun the answer: the model goes on with it instead of starting one."""
-    last = messages[-1]
-    return last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _turns(value: object, reading: Reading) -> list[Turn]:

@@ -5,7 +5,6 @@ Schemas are compiled by the engine; here only their shape and size are checked.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,10 @@ import msgspec
 
 from backends.protocol.messages import GrammarSpec, SamplingParams, Tool
 from gateway.dialects.fields import Fields, kind, refuse
+from gateway.dialects.tool_function import check_tool_name
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_PARALLEL_CALLS = 8
-_NAME = re.compile(r'[^"\\\x00-\x1f]{1,128}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,7 @@ def _forced(tools: list[dict[str, Any]], max_calls: int) -> ToolUse:
 
 def _tool(function: dict[str, Any], index: int) -> Tool:
     path = f"tools[{index}].function"
-    if not _NAME.fullmatch(function["name"]):
-        refuse(f"`{path}.name` must have 1 to 128 characters and no quote or backslash.", path)
+    check_tool_name(function["name"], path, path)
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {}

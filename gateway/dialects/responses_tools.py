@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.dialects.fields import kind, refuse
+from gateway.dialects.tool_function import description_at
 
 CUSTOM_ARGUMENT = "input"
 MAX_NAME_LENGTH = 64  # of a function in OpenAI's chat completions
@@ -139,12 +140,10 @@ def _name(tool: dict[str, Any], path: str) -> str:
 
 
 def _function(tool: dict[str, Any], flat: str, path: str) -> dict[str, Any]:
-    description = tool.get("description")
-    if description is not None and not isinstance(description, str):
-        refuse(f"`{path}.description` must be a string, not {kind(description)}.", f"{path}.description")
+    description = description_at(tool, path)
     function: dict[str, Any] = {"name": flat}
     if tool["type"] == "custom":
-        return function | _custom(tool, description or "", path)
+        return function | _custom(tool, description, path)
     if description:
         function["description"] = description
     parameters = tool.get("parameters")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from gateway.core.sse_scan import DONE, Frame
 
 
 class _Choice(msgspec.Struct):
+    index: Any = 0
     delta: dict[str, Any] | None = None
     message: dict[str, Any] | None = None
     text: Any = None
@@ -29,7 +30,23 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+T = TypeVar("T")
+
+
+def lenient(decode: Callable[[bytes], T]) -> Callable[[bytes], T | None]:
+    """None for what can't be read."""
+
+    def parse(data: bytes) -> T | None:
+        try:
+            return decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+
+    return parse
+
+
+_parse = lenient(msgspec.json.Decoder(_Chunk).decode)
+MAX_CHOICES = 1024  # of one answer, that are told apart
 _MAX_COUNT = 1 << 31
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -40,6 +57,8 @@ class Seen:
 
     text: bool = False
     finish_reason: str | None = None
+    ended: tuple[int, ...] = (0,)  # choices that the finish reason is of
+    choices: tuple[int, ...] = ()  # others than the first, that have begun
     usage: Usage | None = None
     usage_only: bool = False  # a chunk without choices, sent because usage was asked for
     error: bool = False
@@ -58,7 +77,7 @@ class Sniffer:
 
 
 NOTHING = Seen()
-_TEXT = Seen(text=True)
+TEXT = Seen(text=True)  # and nothing else: what nearly every frame holds
 _DONE = Seen(done=True)
 
 
@@ -79,13 +98,6 @@ def sniff_whole(body: bytes) -> Seen:
     return NOTHING if chunk is None else _read(chunk, body)
 
 
-def _parse(data: bytes) -> _Chunk | None:
-    try:
-        return _decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
 def _error(chunk: _Chunk | None, data: bytes) -> Seen:
     body = data if data.lstrip()[:1] == b"{" else None
     return Seen(error=True, error_code=_error_code(chunk), error_body=body)
@@ -94,15 +106,33 @@ def _error(chunk: _Chunk | None, data: bytes) -> Seen:
 def _read(chunk: _Chunk, data: bytes) -> Seen:
     if chunk.error:
         return _error(chunk, data)
-    text, reason = False, None
+    text, reason, ended, others = False, None, [], []
     for choice in chunk.choices or ():  # plain loops: this is done for every chunk of every stream
         text = text or _has_text(choice)
-        if reason is None and isinstance(choice.finish_reason, str):
-            reason = choice.finish_reason
-    if chunk.usage is None and reason is None:
-        return _TEXT if text else NOTHING
+        if choice.index != 0:
+            others.append(_index(choice))
+        if choice.finish_reason == "error":  # of an engine that gave up: clients would take it for a good end
+            return Seen(error=True)
+        if isinstance(choice.finish_reason, str):
+            reason = choice.finish_reason if reason is None else reason
+            ended.append(_index(choice))
+    if chunk.usage is None and reason is None and not others:
+        return TEXT if text else NOTHING
     usage = read_usage(chunk.usage)
-    return Seen(text=text, finish_reason=reason, usage=usage, usage_only=chunk.choices == [] and usage is not None)
+    usage_only = chunk.choices == [] and usage is not None
+    return Seen(
+        text=text,
+        finish_reason=reason,
+        ended=tuple(ended),
+        choices=tuple(others),
+        usage=usage,
+        usage_only=usage_only,
+    )
+
+
+def _index(choice: _Choice) -> int:
+    said = choice.index
+    return said if isinstance(said, int) and 0 <= said < MAX_CHOICES else 0
 
 
 def _has_text(choice: _Choice) -> bool:

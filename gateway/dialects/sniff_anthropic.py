@@ -8,7 +8,7 @@ import msgspec
 
 from backends.protocol.messages import Usage
 from gateway.core.sse_scan import Frame
-from gateway.dialects.sniff import NOTHING, Seen, Sniffer, is_count
+from gateway.dialects.sniff import NOTHING, Seen, Sniffer, is_count, lenient
 
 _STATUS_OF_TYPE = {
     "invalid_request_error": 400,
@@ -20,7 +20,7 @@ _STATUS_OF_TYPE = {
     "api_error": 500,
     "overloaded_error": 529,
 }
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_parse = lenient(msgspec.json.Decoder(dict[str, Any]).decode)
 _CLOSING = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
@@ -77,13 +77,6 @@ def sniff_message(body: bytes) -> Seen:
 
 def sniffer() -> Sniffer:
     return Sniffer(MessagesSniffer().frame, sniff_message, _CLOSING)
-
-
-def _parse(data: bytes) -> dict[str, Any] | None:
-    try:
-        return _decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 def _error(event: dict[str, Any], data: bytes) -> Seen:

@@ -9,11 +9,11 @@ import msgspec
 
 from backends.protocol.messages import Usage
 from gateway.core.sse_scan import Frame
-from gateway.dialects.sniff import NOTHING, Seen, Sniffer, is_count
+from gateway.dialects.sniff import NOTHING, Seen, Sniffer, is_count, lenient
 
 _STATUS_OF_CODE = {"rate_limit_exceeded": 429, "context_length_exceeded": 400, "invalid_prompt": 400}
 _TEXT_ENDS = (".delta", ".output_item.done")
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_parse = lenient(msgspec.json.Decoder(dict[str, Any]).decode)
 
 
 def sniff_response_event(frame: Frame) -> Seen:
@@ -47,13 +47,6 @@ def _ended(response: Any) -> Seen:
     status, usage = response.get("status"), response.get("usage")
     reason = {"completed": "stop", "incomplete": "length"}.get(str(status), "unknown")
     return Seen(done=True, finish_reason=reason, usage=_usage(usage) if isinstance(usage, dict) else None)
-
-
-def _parse(data: bytes) -> dict[str, Any] | None:
-    try:
-        return _decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 def _error(error: Any) -> Seen:

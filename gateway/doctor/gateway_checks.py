@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gateway.clients.connection import table_of
 from gateway.doctor.answer import Answer
 from gateway.doctor.finding import Finding, ok, problem, warning
 
@@ -30,23 +31,23 @@ def check_reachable(health: Answer, url: str) -> Iterator[Finding]:
 
 def check_ready(ready: Answer) -> Iterator[Finding]:
     """That requests which choose nothing are served, and what each mode is."""
-    body = _mapping(ready.json())
+    body = table_of(ready.json())
     mode = body.get("default_mode", "")
     if ready.status == 200 and body.get("ready"):
-        modes = ", ".join(f"{name} ({how})" for name, how in _mapping(body.get("modes")).items())
+        modes = ", ".join(f"{name} ({how})" for name, how in table_of(body.get("modes")).items())
         yield ok(f"ready; default mode {mode}; modes: {modes or 'the upstream decides'}")
     else:
         yield problem(
             f"not ready: the default mode {mode} is not served yet (HTTP {ready.status})",
-            "an engine is starting or has failed",
+            "what serves it is starting, is down or has failed",
             "wait some seconds; if it stays so, the gateway's log says why",
         )
-    for name, target in _mapping(body.get("targets")).items():
-        yield from _check_target(name, _mapping(target))
+    for name, target in table_of(body.get("targets")).items():
+        yield from _check_target(name, table_of(target))
 
 
 def _check_target(name: str, target: Mapping[str, Any]) -> Iterator[Finding]:
-    if target.get("reachable") is False:
+    if target.get("reachable") is False and not target.get("servers"):  # of those each is told below
         yield problem(
             f"the upstream {name} can't be reached",
             "its address, or the network",
@@ -58,13 +59,30 @@ def _check_target(name: str, target: Mapping[str, Any]) -> Iterator[Finding]:
             yield problem(
                 f"the instance {instance.get('name', '?')} is {state}", str(instance.get("reason", "")), "see the log"
             )
-    devices = {str(row.get("name")): _mapping(row.get("info")).get("device") for row in _rows(target.get("instances"))}
+    devices = {str(row.get("name")): table_of(row.get("info")).get("device") for row in _rows(target.get("instances"))}
+    yield from check_servers(_rows(target.get("servers")))
     yield from check_pairs(_rows(target.get("pairs")), devices)
+
+
+def check_servers(servers: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of `[[pairs]]`: which are down, and which are not used although they are up."""
+    for server in servers:
+        place = f"{server.get('name')} at {server.get('url')}"
+        if server.get("state") == "down":
+            yield problem(f"{place} is down", "GET /health does not answer 200", "start it, or check its address")
+        if server.get("problem"):
+            yield problem(f"{place} is not used", str(server["problem"]), "correct [[pairs]]")
 
 
 def check_pairs(pairs: Iterable[Mapping[str, Any]], devices: Mapping[str, Any]) -> Iterator[Finding]:
     for pair in pairs:
         names = f"{pair.get('prefill')} and {pair.get('decode')}"
+        if pair.get("problem"):
+            yield problem(
+                f"split: {names} are no pair",
+                str(pair["problem"]),
+                "start both alike: the same engine, version, model and KV settings",
+            )
         if pair.get("connected") is False:
             why = str(pair.get("reason", ""))
             yield problem(f"split: {names} are not connected", why, "wait some seconds, then see the log")
@@ -87,20 +105,21 @@ def check_notices(notices: Iterable[str], source: str) -> Iterator[Finding]:
 
 
 def check_models(models: Answer) -> Iterator[Finding]:
-    rows = _rows(_mapping(models.json()).get("data"))
+    rows = _rows(table_of(models.json()).get("data"))
     if models.status == 401:
         yield problem("the key is not one of the gateway's", "", "give it with --key or KVGATE_KEY")
     elif not rows:
-        yield problem("no model is listed", models.error()[0], "see the gateway's log, and the upstream's key")
+        why = "no target says what it serves" if models.status == 200 else models.error()[0]
+        yield problem("no model is listed", why, "see the gateway's log, and the upstream's key")
     else:
         yield ok(f"models: {', '.join(sorted({str(row['id']).partition(':')[0] for row in rows if 'id' in row})[:8])}")
 
 
 def check_engines(engines: Answer) -> Iterator[Finding]:
     """What the engines have counted since they started."""
-    figures = _mapping(_mapping(engines.json()).get("engines"))
+    figures = table_of(table_of(engines.json()).get("engines"))
     for name, one in figures.items():
-        yield from _check_engine(name, _mapping(one))
+        yield from _check_engine(name, table_of(one))
 
 
 def _check_engine(name: str, figures: Mapping[str, Any]) -> Iterator[Finding]:
@@ -118,10 +137,6 @@ def _check_engine(name: str, figures: Mapping[str, Any]) -> Iterator[Finding]:
             "prompts differ early, or something in the system prompt changes with every request",
             "put what changes at the end of the prompt; a shared prefix counts in whole blocks of block_size tokens",
         )
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _rows(value: object) -> list[Mapping[str, Any]]:

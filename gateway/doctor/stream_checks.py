@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.clients.client import Api
+from gateway.core.too_long import says_too_long
 from gateway.doctor.answer import Answer, Event, error_words
 from gateway.doctor.finding import Finding, ok, problem, warning
 
@@ -14,7 +15,6 @@ from gateway.doctor.finding import Finding, ok, problem, warning
 FIRST_BYTE_SECONDS = 60.0
 SILENCE_SECONDS = 30.0
 _SOME_SILENCE_SECONDS = 0.5
-_OVERFLOW_WORDS = ("context length", "prompt is too long", "context size")
 
 _END_EVENTS = {Api.MESSAGES: ("message_stop",), Api.RESPONSES: ("response.completed", "response.incomplete")}
 _HEARTBEAT_EVENTS = {Api.MESSAGES: ("ping",), Api.RESPONSES: ("response.in_progress",)}
@@ -23,9 +23,7 @@ _HEARTBEAT_EVENTS = {Api.MESSAGES: ("ping",), Api.RESPONSES: ("response.in_progr
 def is_overflow(answer: Answer) -> bool:
     """Refused since the prompt is longer than the model can hold."""
     message, code = answer.error()
-    return answer.status in {400, 413} and (
-        code == "context_length_exceeded" or any(word in message.lower() for word in _OVERFLOW_WORDS)
-    )
+    return answer.status in {400, 413} and (code == "context_length_exceeded" or says_too_long(message))
 
 
 def check_accepted(answer: Answer, api: Api) -> Iterator[Finding]:

@@ -77,6 +77,11 @@ class CircuitBreaker:
     def answered(self, ticket: Ticket) -> None:
         """The target took the request. That closes a half-open breaker, on probation: one more failure opens it."""
         if ticket.is_trial and ticket.period == self._period:
+            self.recovered()
+
+    def recovered(self) -> None:
+        """Others know that the target is back: an open breaker closes early, on probation as after a trial."""
+        if self._open_until is not None:
             self._open_until = None
             self._begin_period()
             self._num_failures = self._max_failures - 1

@@ -1,7 +1,8 @@
 """Whether a request that failed before its first token is sent again, where and when. Pure: failures in, decisions out.
 
 The places that may answer are options, in order of preference. A failure leads to the next one at once; only when
-every one was asked is one of them asked again, after a random wait. One deadline and one count hold for them all.
+every one was asked is one of them asked again, after a random wait; or, if it is being started again, as soon as it is
+back. One deadline and one count hold for them all.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Reason(StrEnum):
     SERVER_ERROR = "server_error"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"  # not asked at all, or the mode can't be served there
+    RESTARTING = "restarting"  # not asked: it died, and is coming back
     REFUSED = "refused"  # the request itself
 
 
@@ -66,6 +68,7 @@ class RetryLimits:
 class Again:
     option: int
     delay_seconds: float
+    when_back: bool = False  # at once when it is back; `delay_seconds` is the longest wait for that
 
 
 _BUSY = frozenset({429, 529})
@@ -91,6 +94,8 @@ def failure_of(error: GatewayError) -> Failure:
     if isinstance(error, UpstreamUnreachable):
         reach = Reach.ELSEWHERE if error.for_good else Reach.ANYWHERE
         return Failure(Reason.UNREACHABLE, reach, Verdict.FAILURE)
+    if isinstance(error, ModeUnavailable) and error.is_restarting:
+        return Failure(Reason.RESTARTING, Reach.ANYWHERE, Verdict.NONE, error.retry_after_seconds, was_sent=False)
     return _BY_ERROR.get(type(error), _REFUSED)
 
 
@@ -117,6 +122,8 @@ class RetryPlan:
         self._random = random
         self._untried = list(range(1, num_options))
         self._ready_at: dict[int, float] = {}  # of options that may be asked again
+        self._restarting: set[int] = set()  # of these, those that are down until they are back
+        self._num_restarts: dict[int, int] = {}  # that were waited for
         self._num_returns = 0
         self._num_sent = 0
 
@@ -136,9 +143,20 @@ class RetryPlan:
 
     def _note(self, option: int, failure: Failure, now: float) -> None:
         self._ready_at.pop(option, None)
+        self._restarting.discard(option)
         asked_wait = failure.retry_after_seconds or 0.0
-        if failure.reach is Reach.ANYWHERE and asked_wait <= self._limits.max_retry_after_seconds:
+        may_return = failure.reach is Reach.ANYWHERE and asked_wait <= self._limits.max_retry_after_seconds
+        if may_return and not self._is_deadly(option, failure):
             self._ready_at[option] = now + asked_wait
+            if failure.reason is Reason.RESTARTING:
+                self._restarting.add(option)
+
+    def _is_deadly(self, option: int, failure: Failure) -> bool:
+        """Whether the request may be what ends it: it broke again after it was waited for."""
+        num_restarts = self._num_restarts.get(option, 0)
+        if failure.reason is Reason.RESTARTING:
+            return num_restarts >= self._limits.max_attempts
+        return failure.reason is Reason.BROKEN and num_restarts > 0
 
     def _return(self, only: int | None, now: float) -> Again | None:
         """To the option that may be asked again first; of several, the one that is preferred."""
@@ -146,6 +164,8 @@ class RetryPlan:
         if not ready:
             return None
         option = min(ready, key=lambda option: (ready[option], option))
+        if option in self._restarting:
+            return self._when_back(option, now)
         limits = self._limits
         longest = min(limits.max_delay_seconds, limits.first_delay_seconds * 2.0**self._num_returns)
         at = max(ready[option], now) + self._random() * longest
@@ -153,3 +173,10 @@ class RetryPlan:
             return None
         self._num_returns += 1
         return Again(option, at - now)
+
+    def _when_back(self, option: int, now: float) -> Again | None:
+        """How long a restart takes is known only roughly; the deadline is what counts."""
+        if self._ready_at[option] > self._ends_at:
+            return None
+        self._num_restarts[option] = self._num_restarts.get(option, 0) + 1
+        return Again(option, self._ends_at - now, when_back=True)

@@ -17,7 +17,7 @@ from gateway.service.call import Call
 from gateway.service.exchange import Exchange
 from gateway.service.key_limits import KeyLimits, check_allowed, is_limited, tokens_needed
 from gateway.settings.schema import KeySettings
-from gateway.upstreams.price_book import PriceBook
+from gateway.upstreams.litellm_sdk.price_book import PriceBook
 
 _REASONS: dict[type[GatewayError], str] = {RateLimited: "rate", BudgetExhausted: "budget", KeyForbids: "not_allowed"}
 _TOKEN_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")

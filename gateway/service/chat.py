@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.core.errors import GatewayError, InvalidRequest, ModelNotFound, NotFound, Overloaded
+from gateway.core.errors import GatewayError, InvalidRequest, ModelNotFound, NotFound, Overloaded, TargetUnavailable
 from gateway.core.types import CacheMode, CacheStrategy, ModelCard, Route
 from gateway.dialects.base import ChatForm
 from gateway.metrics import Metrics
@@ -24,12 +25,13 @@ from gateway.service.counting import count_elsewhere, count_here
 from gateway.service.exchange import Exchange, Outcome
 from gateway.service.forwarding import CONTROL_FIELDS, count_request
 from gateway.service.guard import TargetGuard, limits_of
-from gateway.service.key_limits import check_allowed
-from gateway.settings.schema import RetrySettings, Settings
+from gateway.service.key_limits import check_allowed, may_use, may_use_mode
+from gateway.settings.schema import KeySettings, RetrySettings, Settings
 from gateway.strategy.resolve import BODY_FIELDS, resolve_strategy
 from gateway.upstreams.base import EventUpstream, PassThroughUpstream
 
 BACKEND_HEADER = "X-Cache-Backend"
+_MODELS_RETRY_SECONDS = 5.0  # told to clients while a target does not say what it serves
 
 
 class ChatService:
@@ -57,7 +59,9 @@ class ChatService:
         kept = guards or {}
         self._guards = {name: kept.get(name) or TargetGuard(name, limits_of(settings, name)) for name in targets}
         self._admission = admission or Admission(count_refusal=metrics.count_key_refusal)
-        self._around = Surroundings(self._guards, _retry_limits(settings.retry), metrics.count_retry)
+        self._around = Surroundings(
+            self._guards, _retry_limits(settings.retry), metrics.count_retry, first_is_out=self._let_client_read
+        )
         self._router = Router(settings)
         self._known_models = frozenset(self._router.model_names())
 
@@ -82,6 +86,14 @@ class ChatService:
         self._records.add(exchange.record())
         exchange.error = None  # its traceback holds the exchange in turn: a large body would wait for a full collection
 
+    def _let_client_read(self) -> None:
+        """A client on this machine may be waiting for our very core, until all that is there has been passed on.
+
+        Not while others wait for us too: the core is then worth more here.
+        """
+        if self._admission.num_in_flight == 1 and hasattr(os, "sched_yield"):
+            os.sched_yield()
+
     async def prepare(self, exchange: Exchange) -> Attempts:
         """Understand the call and choose who answers. Raises before anything is sent anywhere."""
         call = exchange.call
@@ -89,15 +101,18 @@ class ChatService:
         strategy, model = self._strategy(call)
         exchange.strategy, exchange.model = strategy, model
         exchange.note(strategy.notices)
-        exchange.route = route = await self._route(model, call.headers.get(BACKEND_HEADER))
-        options = self._options(route, self._router.fallbacks(model, route), strategy)
+        exchange.route = route = await self._route(call, model)
+        options = self._options(route, self._router.fallbacks(model, route), strategy, call.key)
         await self._admission.admit(exchange, [option.route for option in options])
         return Attempts(exchange, options, partial(self._make, exchange), self._around)
 
-    def _options(self, route: Route, fallbacks: Sequence[Route], strategy: CacheStrategy) -> list[Option]:
-        """Who may answer, in order; the other mode comes last, and only where the settings want it."""
+    def _options(
+        self, route: Route, fallbacks: Sequence[Route], strategy: CacheStrategy, key: KeySettings | None
+    ) -> list[Option]:
+        """Who may answer, in order; the other mode comes last, and only where the settings and the key want it."""
         options = [Option(other, strategy) for other in (route, *fallbacks)]
-        if self._settings.retry.merged_for_split and strategy.mode is CacheMode.SPLIT:
+        is_wanted = self._settings.retry.merged_for_split and (key is None or may_use_mode(key, CacheMode.MERGED))
+        if is_wanted and strategy.mode is CacheMode.SPLIT:
             merged = replace(strategy, mode=CacheMode.MERGED)
             options += [Option(option.route, merged) for option in options if self._asking.is_both(option.route.target)]
         return options
@@ -110,7 +125,7 @@ class ChatService:
     ) -> int | bytes:
         """How long a prompt is; or, in its own words, what an upstream at `path` says of it."""
         strategy, model = self._strategy(call)
-        route = await self._route(model, call.headers.get(BACKEND_HEADER))
+        route = await self._route(call, model)
         if call.key is not None:
             check_allowed(call.key, model or route.upstream_model, strategy.mode)
         upstream = self._targets.get(route.target)
@@ -119,7 +134,8 @@ class ChatService:
             return await count_here(engine, call, strategy, form, self._asking.defaults_of(card_of(engine, route)))
         if call.dialect.name not in upstream.dialects:
             raise NotFound(f"Upstream {route.target!r} can't count tokens.")
-        return await count_elsewhere(upstream, count_request(call, self._settings, strategy, route, path))
+        request = count_request(call, self._settings, strategy, route, path)
+        return await count_elsewhere(upstream, request, self._around)
 
     # ---------------------------------------------------------------------------------------------- understand a call
 
@@ -148,14 +164,30 @@ class ChatService:
             known_models=self._known_models,
         )
 
-    async def _route(self, model: str | None, forced: str | None) -> Route:
+    async def _route(self, call: Call, model: str | None) -> Route:
+        try:
+            return await self._known_route(model, call.headers.get(BACKEND_HEADER))
+        except ModelNotFound as error:
+            key = call.key
+            if key is None or not key.models:
+                raise
+            raise ModelNotFound(model or "", [name for name in error.known if may_use(key, name)]) from None
+
+    async def _known_route(self, model: str | None, forced: str | None) -> Route:
         try:
             return self._router.route(model, forced)
         except ModelNotFound:
             if not self._targets:
                 raise
         self._use_cards(await self._remote_cards())  # a target may have new models
-        return self._router.route(model, forced)
+        try:
+            return self._router.route(model, forced)
+        except ModelNotFound:
+            silent = ", ".join(name for name, target in self._targets.items() if not target.knows_models)
+            if not silent:
+                raise
+            message = f"Nobody who answers serves this model, and {silent} has not said yet what it serves. Try again."
+            raise TargetUnavailable(message, retry_after_seconds=_MODELS_RETRY_SECONDS) from None
 
     async def _remote_cards(self) -> list[ModelCard]:
         lists = await asyncio.gather(*(target.models() for target in self._targets.values()))

@@ -20,6 +20,8 @@ class TokenClock:
 
     def tokens(self, num_tokens: int, *, has_text: bool, index: int = 0) -> None:
         """An engine's chunk of `num_tokens`. Chunks whose text is held back count too: their tokens were made."""
+        if num_tokens == 0 and not has_text:
+            return  # a part of the prompt was computed, nothing was made
         now = time.monotonic()
         self._counted = True
         last_at = self._last_at.get(index)

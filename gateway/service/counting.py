@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Protocol, runtime_checkable
 
-from gateway.core.errors import NotFound
+import msgspec
+
+from gateway.core.errors import GatewayError, NotFound, UpstreamError
 from gateway.core.types import CacheStrategy, ChatRequest
 from gateway.dialects.base import ChatForm
 from gateway.dialects.chat_form import parse_chat
 from gateway.dialects.sampling import Defaults
+from gateway.routing.breaker import Verdict
+from gateway.routing.retry import RetryPlan, failure_of
+from gateway.service.attempts import Surroundings
 from gateway.service.call import Call
-from gateway.service.opening import read_whole, upstream_error
+from gateway.service.guard import TargetGuard
+from gateway.service.opening import address_of, read_whole, refuse_redirect, refuse_stream, upstream_error
 from gateway.upstreams.base import EventUpstream, PassThroughUpstream, RawRequest
+
+_MAX_BYTES = 64 * 1024  # of an answer that is one number
+_NO_COUNT = "The upstream answered 200 with something that is no count; is its base URL that of an API?"
 
 
 @runtime_checkable
@@ -37,9 +48,65 @@ async def count_here(
     return await engine.count_tokens(request)
 
 
-async def count_elsewhere(upstream: PassThroughUpstream, request: RawRequest) -> bytes:
+async def count_elsewhere(upstream: PassThroughUpstream, request: RawRequest, around: Surroundings) -> bytes:
+    """In the upstream's own words. Asked again like any request, but of nobody else: others count in other tokens."""
+    plan = RetryPlan(1, around.limits, started_at=time.monotonic(), random=around.random)
+    guard, last_sent, is_blamed = around.guards.get(upstream.name), None, False
+    while True:
+        try:
+            return await _guarded(upstream, request, guard, is_blamed=is_blamed)
+        except GatewayError as error:
+            failure = failure_of(error)
+            last_sent = error.with_traceback(None) if failure.was_sent else last_sent
+            is_blamed = is_blamed or failure.verdict is Verdict.FAILURE
+            again = plan.failed(0, failure, time.monotonic())
+            if again is None:
+                raise last_sent or error from None
+        around.count_retry(upstream.name, upstream.name, failure.reason.value)
+        await asyncio.sleep(again.delay_seconds)
+
+
+async def _guarded(
+    upstream: PassThroughUpstream, request: RawRequest, guard: TargetGuard | None, *, is_blamed: bool
+) -> bytes:
+    """One attempt. All attempts of one request are one failure of the target."""
+    ticket = await guard.enter() if guard is not None else None
+    verdict, why = Verdict.NONE, ""
+    try:
+        body = await _count(upstream, request)
+        verdict = Verdict.SUCCESS
+        return body
+    except GatewayError as error:
+        failure = failure_of(error)
+        why = failure.reason.value
+        verdict = Verdict.NONE if is_blamed and failure.verdict is Verdict.FAILURE else failure.verdict
+        raise
+    finally:
+        if guard is not None and ticket is not None:
+            guard.leave(ticket, verdict, why)
+
+
+async def _count(upstream: PassThroughUpstream, request: RawRequest) -> bytes:
     response = await upstream.open(request)
-    body = await read_whole(response)
+    await refuse_redirect(response)
     if response.status != 200:
-        raise upstream_error(response, body)
-    return body
+        raise upstream_error(response, await read_whole(response), address_of(upstream, request))
+    await refuse_stream(response, response.headers.get("Content-Type", ""))
+    body = bytearray()
+    try:
+        async for chunk in response.chunks():
+            body += chunk
+            if len(body) > _MAX_BYTES:
+                raise UpstreamError(_NO_COUNT, status=502, is_final=True)
+    finally:
+        await response.close()
+    if not _is_object(body):
+        raise UpstreamError(_NO_COUNT, status=502, is_final=True)
+    return bytes(body)
+
+
+def _is_object(body: bytearray) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False

@@ -37,7 +37,7 @@ from gateway.service.clock import TokenClock, summary
 from gateway.service.key_limits import Permit
 from gateway.service.truncation import NOTICE, looks_truncated
 from gateway.upstreams.base import Served
-from gateway.upstreams.price_book import PriceBook
+from gateway.upstreams.litellm_sdk.price_book import PriceBook
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +126,14 @@ class Exchange:
         self.timings = timings
         self.outcome = Outcome.OK
 
-    def begin_attempt(self, content_type: str) -> None:
+    def await_attempt(self) -> None:
+        """Nobody has taken the request, or it is to go out again: meanwhile the client is promised the usual type."""
+        self.content_type = self.call.dialect.stream_type if self.stream else "application/json"
+        self.accepted = False
+
+    def begin_attempt(self) -> None:
         """Forget what an earlier attempt has left."""
-        self.content_type = content_type
-        self.accepted = self.begun = False
+        self.begun = False
         self.upstream_headers = {}
         self.usage, self.timings = None, None
         self.instance = self.instance_reason = ""
@@ -176,6 +180,12 @@ class Exchange:
         if self.error is None:
             self.error = error
             self.outcome = outcome_of(error)
+            self._correct_last_attempt(self.outcome)
+
+    def _correct_last_attempt(self, outcome: Outcome) -> None:
+        """One that was broken off looked as if the client had left. It hasn't: it is told this."""
+        if self.attempts and self.attempts[-1].outcome == Outcome.CLIENT_GONE:
+            self.attempts[-1] = msgspec.structs.replace(self.attempts[-1], outcome=outcome.value)
 
     def headers(self) -> dict[str, str]:
         """What the client is told about how it is served, as far as it is known now."""

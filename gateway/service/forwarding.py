@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from multidict import CIMultiDict
 
 from gateway.core.types import CacheStrategy, Route
 from gateway.dialects.base import ChatForm
@@ -17,11 +17,11 @@ from gateway.service.opening import PassThroughPlan
 from gateway.settings.schema import RequestSettings, Settings
 from gateway.strategy.resolve import BODY_FIELDS
 from gateway.upstreams.base import RawRequest
+from gateway.upstreams.http.headers import CREDENTIALS
 
 CHAT_PATH = "/chat/completions"
 CONTROL_FIELDS = frozenset(BODY_FIELDS)
 _OUR_HEADERS = ("x-cache-mode", "x-request-id")  # sent on with values of our own
-_CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _ANTHROPIC_VERSION = "2023-06-01"  # for a client that forgot it; the API insists
 # How each API names the most tokens of an answer; the first name is the one that is filled in.
 _TOKEN_LIMITS = {
@@ -99,17 +99,15 @@ def _fill_in(exchange: Exchange, defaults: RequestSettings, route: Route) -> dic
     return {name: value for name, value in wanted.items() if value is not None and body.value(name) in (None, "")}
 
 
-def _headers(call: Call, settings: Settings, strategy: CacheStrategy) -> dict[str, str]:
+def _headers(call: Call, settings: Settings, strategy: CacheStrategy) -> CIMultiDict[str]:
     """The client's headers; its key only if it isn't one of ours."""
-    left_out = (*_OUR_HEADERS, *(_CREDENTIALS if settings.keys else ()))
-    kept = {name: value for name, value in call.headers.items() if name.lower() not in left_out}
-    if call.dialect.name == "anthropic_messages" and not _has(kept, "anthropic-version"):
-        kept["anthropic-version"] = _ANTHROPIC_VERSION
-    return {**kept, "X-Cache-Mode": strategy.mode.value, "X-Request-Id": call.request_id}
-
-
-def _has(headers: Mapping[str, str], name: str) -> bool:
-    return any(key.lower() == name for key in headers)
+    kept = CIMultiDict(call.headers)
+    for name in (*_OUR_HEADERS, *(CREDENTIALS if settings.keys else ())):
+        kept.popall(name, None)
+    if call.dialect.name == "anthropic_messages":
+        kept.setdefault("anthropic-version", _ANTHROPIC_VERSION)
+    kept.update({"X-Cache-Mode": strategy.mode.value, "X-Request-Id": call.request_id})
+    return kept
 
 
 def _not_forwarded(strategy: CacheStrategy) -> tuple[str, ...]:

@@ -155,13 +155,17 @@ def check_allowed(key: KeySettings, model: str, mode: CacheMode) -> None:
     if not may_use(key, model):
         allowed = ", ".join(key.models)
         raise KeyForbids(f"Key {key.name!r} may not use model {model[:100]!r}. It may use: {allowed}.", param="model")
-    if key.modes and mode not in key.modes:
+    if not may_use_mode(key, mode):
         allowed = ", ".join(key.modes)
         raise KeyForbids(f"Key {key.name!r} may not use mode {mode}. It may use: {allowed}.", param="mode")
 
 
 def may_use(key: KeySettings, model: str) -> bool:
     return not key.models or any(fnmatchcase(model, pattern) for pattern in key.models)
+
+
+def may_use_mode(key: KeySettings, mode: CacheMode) -> bool:
+    return not key.modes or mode in key.modes
 
 
 def _check_running(key: KeySettings, state: _State) -> None:

@@ -10,14 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.core.errors import GatewayError, UpstreamError, UpstreamGone
+from gateway.core.retry_after import retry_after_seconds, told_again
 from gateway.core.spelling import parse_mode
 from gateway.dialects import sniff
 from gateway.service.exchange import Exchange
 from gateway.upstreams.base import PassThroughUpstream, RawRequest, RawResponse
-from gateway.upstreams.http_headers import retry_after_seconds
 
 MAX_ERROR_BYTES = 1024**2
 MAX_ANSWER_BYTES = 64 * 1024**2  # of an answer in one piece, which is kept until it is whole
+_UNASKED_STREAM = "The upstream answered with a stream (text/event-stream), which the request did not ask for."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +32,55 @@ class PassThroughPlan:
 
 async def open_response(exchange: Exchange, upstream: PassThroughUpstream, plan: PassThroughPlan) -> RawResponse:
     """The upstream's answer once its headers are there; an error answer is raised."""
-    response = await upstream.open(plan.request)
+    response = await _open(exchange, upstream, plan.request)
     if response.status in (400, 422) and plan.without_usage is not None:
         body = await read_whole(response)
         if b"stream_options" not in body and b"include_usage" not in body:
             raise upstream_error(response, body)
         exchange.note(("the upstream doesn't know stream_options: token counts are not known",))
-        response = await upstream.open(plan.without_usage)
-    served = getattr(response, "served", None)  # `isinstance` of a protocol would cost more than all else here
-    if served is not None:
-        exchange.serve(served)
-    exchange.upstream_headers = dict(response.headers)
+        response = await _open(exchange, upstream, plan.without_usage)
+    exchange.upstream_headers = told_again(response.headers, time.time())
     exchange.served_mode = _confirmed_mode(exchange.upstream_headers.pop("X-Cache-Mode", ""))
     coding = exchange.upstream_headers.pop("Content-Encoding", None)  # that couldn't be undone
     content_type = exchange.upstream_headers.pop("Content-Type", "application/json")
-    if 300 <= response.status < 400:
-        await response.close()
-        raise UpstreamError(_redirected(response.status), status=502, is_final=True)
+    await refuse_redirect(response)
     if response.status >= 400:
+        exchange.note(_about_key(exchange, response.status))
         body = await read_whole(response)
-        raise upstream_error(response, body if coding is None else b"")
+        raise upstream_error(response, body if coding is None else b"", address_of(upstream, plan.request))
     if coding is not None:
         await response.close()
         raise UpstreamError(_compressed(coding), status=502, is_final=True)
-    exchange.content_type = content_type
+    exchange.content_type = _in_small_letters(content_type)
     exchange.accept()
     return response
+
+
+async def _open(exchange: Exchange, upstream: PassThroughUpstream, request: RawRequest) -> RawResponse:
+    response = await upstream.open(request)
+    served = getattr(response, "served", None)  # `isinstance` of a protocol would cost more than all else here
+    if served is not None:
+        exchange.serve(served)
+    return response
+
+
+async def refuse_redirect(response: RawResponse) -> None:
+    if 300 <= response.status < 400:
+        await response.close()
+        raise UpstreamError(_redirected(response.status), status=502, is_final=True)
+
+
+async def refuse_stream(response: RawResponse, content_type: str) -> None:
+    """A stream that nobody asked for is no answer in one piece, and not read on: it may have no end."""
+    if content_type.startswith("text/event-stream"):
+        await response.close()
+        raise UpstreamError(_UNASKED_STREAM, status=502, is_final=True)
+
+
+def _in_small_letters(content_type: str) -> str:
+    """The type as it is compared here; its parameters as they came."""
+    kind, semicolon, parameters = content_type.partition(";")
+    return f"{kind.strip().lower()}{semicolon}{parameters}"
 
 
 def _confirmed_mode(said: str) -> str:
@@ -92,11 +116,21 @@ async def read_answer(exchange: Exchange, response: RawResponse) -> bytes:
     return bytes(body)
 
 
-def upstream_error(response: RawResponse, body: bytes) -> UpstreamError:
-    """The upstream's own error; a body that isn't JSON of the API's shape is wrapped later, not parsed."""
+def address_of(upstream: PassThroughUpstream, request: RawRequest) -> str:
+    """Where it was sent, if that is one place. `isinstance` of a protocol would cost more than all else here."""
+    address = getattr(upstream, "address", None)
+    return address(request.path) if callable(address) else ""
+
+
+def upstream_error(response: RawResponse, body: bytes, address: str = "") -> UpstreamError:
+    """The upstream's own error; a body that isn't JSON of the API's shape is wrapped later, not parsed.
+
+    A 404 of a server that doesn't know the path says which path that was: its base URL may be wrong.
+    """
     is_json = body.lstrip()[:1] == b"{" and sniff.sniff_whole(body).error
     text = "" if is_json else _plain(response, body)
-    message = f"The upstream answered {response.status}{text}."
+    place = f" at {address}" if response.status == 404 and address else ""
+    message = f"The upstream answered {response.status}{place}{text}."
     status = response.status if response.status <= 599 else 502
     return UpstreamError(
         message,
@@ -106,6 +140,14 @@ def upstream_error(response: RawResponse, body: bytes) -> UpstreamError:
         retry_after_seconds=retry_after_seconds(response.headers, time.time()),
         is_final=response.headers.get("X-Should-Retry", "").lower() == "false",
     )
+
+
+def _about_key(exchange: Exchange, status: int) -> tuple[str, ...]:
+    """A client would take it for a word on its own key."""
+    if status not in (401, 403) or exchange.route is None:
+        return ()
+    target = exchange.route.target
+    return (f"the {status} is {target}'s and not this gateway's: check the key that is sent there, and its base URL",)
 
 
 def _compressed(coding: str) -> str:

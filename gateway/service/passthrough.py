@@ -8,17 +8,16 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway.core.errors import GatewayError, UpstreamError, UpstreamGone
+from gateway.core.errors import CUT, GatewayError, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.sse_scan import MAX_FRAME_BYTES, Frame, FrameTooLong, SseScanner
 from gateway.dialects import sniff, sniff_anthropic, sniff_responses
 from gateway.dialects.sniff import Seen, Sniffer
 from gateway.service.exchange import Exchange, Outcome
 from gateway.service.local import timing_comment
-from gateway.service.opening import PassThroughPlan, open_response, read_answer
+from gateway.service.opening import PassThroughPlan, open_response, read_answer, refuse_stream
 from gateway.upstreams.base import PassThroughUpstream, RawResponse
 
-_DRAIN_SECONDS = 1.0  # wait for the end of a body whose answer is complete, so that its connection can be used again
-_CUT = "The upstream broke the connection before the answer was complete. What came so far is not the whole answer."
+_DRAIN_SECONDS = 0.1  # wait for the end of a body whose answer is complete, so that its connection can be used again
 
 
 SNIFFERS: dict[str, Callable[[], Sniffer]] = {
@@ -36,6 +35,7 @@ def _sniffer(exchange: Exchange) -> Sniffer:
 async def collect_bytes(exchange: Exchange, upstream: PassThroughUpstream, plan: PassThroughPlan) -> bytes:
     """The answer of a request that didn't ask for a stream, untouched."""
     response = await open_response(exchange, upstream, plan)
+    await refuse_stream(response, exchange.content_type)
     try:
         body = await read_answer(exchange, response)
     finally:
@@ -51,7 +51,7 @@ def _accept_whole(exchange: Exchange, body: bytes) -> None:
         message = f"The upstream answered 200 with {what}; is its base URL that of an API?"
         raise UpstreamError(message, status=502, is_final=True)
     if _is_cut(body):
-        raise UpstreamGone(_CUT)
+        raise UpstreamGone(CUT)
     seen = _sniffer(exchange).whole(body)
     if seen.error:
         exchange.begun = False
@@ -70,7 +70,7 @@ def _is_cut(body: bytes) -> bool:
     except msgspec.DecodeError as error:
         return "truncated" in str(error)  # other faults are the client's to judge: it may be laxer than we are
     except RecursionError:
-        pass
+        return not body.rstrip().endswith(b"}")
     return False
 
 
@@ -111,11 +111,11 @@ async def _whole_instead_of_stream(exchange: Exchange, response: RawResponse) ->
 
 
 async def _until_cut(chunks: AsyncIterator[bytes], relay: _Relay) -> AsyncIterator[bytes]:
-    """The chunks; a connection that breaks once the answer is complete is its end."""
+    """The chunks; a connection that breaks or falls silent once the answer is complete is its end."""
     try:
         async for chunk in chunks:
             yield chunk
-    except UpstreamGone:
+    except (UpstreamGone, UpstreamTimeout):
         if not relay.complete:
             raise
 
@@ -125,6 +125,12 @@ async def drain(chunks: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_DRAIN_SECONDS):
             async for _ in chunks:
                 pass
+
+
+def _num_choices(exchange: Exchange) -> int:
+    """As many as the request asks for; an upstream may begin one after the other has ended."""
+    asked = exchange.call.body.value("n")
+    return asked if isinstance(asked, int) and 1 <= asked <= sniff.MAX_CHOICES else 1
 
 
 class _Relay:
@@ -139,9 +145,11 @@ class _Relay:
         self._scanner = SseScanner()
         self._sniffer = _sniffer(exchange)
         self._num_held_bytes = 0
-        self._held: list[bytes] = []  # until the first text
+        self._held = bytearray()  # until the first text
         self._flowing = False
         self._finish_reason: str | None = None
+        self._choices = set(range(_num_choices(exchange)))
+        self._ended_choices: set[int] = set()
 
     def take(self, chunk: bytes) -> Iterator[bytes]:
         """What goes out. The first text doesn't wait until what came with it is read too."""
@@ -161,40 +169,50 @@ class _Relay:
         out = self._pass_on([last] if last is not None else [])
         if self.ended:
             return out
-        if self._finish_reason is None:
-            raise UpstreamGone(_CUT)
+        if not self.complete:
+            raise UpstreamGone(CUT)
         self._accept()
         return out + timing_comment(self._exchange) + self._sniffer.closing
 
     @property
     def complete(self) -> bool:
-        """Whether the model had said that it is done: what breaks after that costs nothing."""
-        return self._finish_reason is not None
+        """Whether every choice has said why it ended: what breaks after that costs nothing."""
+        return self._finish_reason is not None and self._choices <= self._ended_choices
 
     def _pass_on(self, frames: list[Frame]) -> bytes:
-        out: list[bytes] = self._held if not self._flowing else []
+        out: list[bytes] = []
+        sniff_frame, text_chunk = self._sniffer.frame, self._exchange.clock.text_chunk
         for frame in frames:
             if self.ended:
                 break
-            seen = self._sniffer.frame(frame)
-            self._learn(seen)
-            if seen.error:
-                self._fail(seen)
-                if self.unreadable_error is not None:
-                    break
-            elif seen.done:
-                self._check_answered()
-                self.done = self.ended = True
-                self._accept()
-                out.append(timing_comment(self._exchange))
-            if not (seen.usage_only and self._strip_usage):
+            seen = sniff_frame(frame)
+            if seen is sniff.TEXT:  # nearly all of them
+                text_chunk()
+                self._flowing = True
                 out.append(frame.raw)
-            self._flowing = self._flowing or seen.text or seen.finish_reason is not None or self.ended
+            elif self._take_in(seen, out) and not (seen.usage_only and self._strip_usage):
+                out.append(frame.raw)
         if not self._flowing:
+            self._held += b"".join(out)
             self._check_held(frames)
             return b""
-        self._held = []
+        if self._held:
+            out.insert(0, bytes(self._held))
+            self._held.clear()
         return b"".join(out)
+
+    def _take_in(self, seen: Seen, out: list[bytes]) -> bool:
+        """What a frame says, and what goes out ahead of it. False if it can't be passed on."""
+        self._learn(seen)
+        if seen.error:
+            self._fail(seen)
+        elif seen.done:
+            self._check_answered()
+            self.done = self.ended = True
+            self._accept()
+            out.append(timing_comment(self._exchange))
+        self._flowing = self._flowing or seen.text or seen.finish_reason is not None or self.ended
+        return self.unreadable_error is None
 
     def _check_held(self, frames: list[Frame]) -> None:
         self._num_held_bytes += sum(len(frame.raw) for frame in frames)
@@ -206,8 +224,10 @@ class _Relay:
             self._exchange.clock.text_chunk()
         if seen.usage is not None:
             self._exchange.usage = seen.usage
+        self._choices.update(seen.choices)
         if seen.finish_reason is not None:
             self._finish_reason = seen.finish_reason
+            self._ended_choices.update(seen.ended)
 
     def _fail(self, seen: Seen) -> None:
         """Before the first byte an error frame is an HTTP error; after it the frame itself tells the client."""

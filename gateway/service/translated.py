@@ -9,7 +9,7 @@ from gateway.core.sse_scan import FrameTooLong, SseScanner
 from gateway.core.types import StreamEvent
 from gateway.dialects.chat_stream import ChatDecoder, upstream_error
 from gateway.service.exchange import Exchange
-from gateway.service.opening import PassThroughPlan, open_response, read_answer
+from gateway.service.opening import MAX_ANSWER_BYTES, PassThroughPlan, open_response, read_answer
 from gateway.service.passthrough import drain
 from gateway.upstreams.base import PassThroughUpstream, RawResponse
 
@@ -24,7 +24,8 @@ async def chat_events(
     decoder, chunks = ChatDecoder(exchange.call.request_id), response.chunks()
     try:
         if is_stream:
-            async for events in _decoded(chunks, decoder):
+            pieces = chunks if exchange.stream else _bounded(chunks)
+            async for events in _decoded(pieces, decoder):
                 for event in events:
                     yield event
             last = decoder.finish()
@@ -50,6 +51,16 @@ async def _open(exchange: Exchange, upstream: PassThroughUpstream, plan: PassThr
         told.retry_after_seconds, told.is_final = error.retry_after_seconds, error.is_final
         raise told from None
     return response
+
+
+async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream that nobody asked for is kept until it is whole, as far as an answer in one piece would be."""
+    num_bytes = 0
+    async for chunk in chunks:
+        num_bytes += len(chunk)
+        if num_bytes > MAX_ANSWER_BYTES:
+            raise UpstreamGone(f"The upstream's answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB.")
+        yield chunk
 
 
 async def _decoded(chunks: AsyncIterator[bytes], decoder: ChatDecoder) -> AsyncIterator[list[StreamEvent]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from gateway.settings.errors import SettingsError
@@ -20,8 +21,9 @@ _COMPLETE = re.compile(r"/(?:v\d+(?:(?:alpha|beta)\d*)?|openai)$", re.I)
 _INNER = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Whether a name of a URL leads to this host itself."""
+    """Whether a name of a URL leads to this host itself. Cached: it's asked of every request."""
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -51,11 +51,15 @@ def canonicalise(draft: Draft) -> None:
             draft.problems += error.problems
             draft.fail(path)
         except ValueError as error:
-            shown = (
-                f", not {value!r}" if isinstance(value, str) and path not in draft.expanded and len(value) < 40 else ""
-            )
-            draft.problems.append(f"{draft.origin_of(path)}: {error}{shown}")
+            draft.problems.append(f"{draft.origin_of(path)}: {error}{_shown(draft, path, value)}")
             draft.fail(path)
+
+
+def _shown(draft: Draft, path: Path, value: Any) -> str:
+    """The refused text, or list of texts, unless it may be a secret."""
+    items = value if isinstance(value, list) else [value]
+    is_short = all(isinstance(item, str) and len(item) < 40 for item in items) and len(items) < 5
+    return f", not {value!r}" if is_short and path not in draft.expanded else ""
 
 
 def take_foreign_kv_dtype(draft: Draft) -> str | None:

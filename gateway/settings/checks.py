@@ -54,6 +54,7 @@ def _advice_checks(settings: Settings) -> tuple[Callable[[Settings, Draft], Iter
         pair_advice,
         key_advice,
         _unreached_fallbacks,
+        _nothing_served,
     )
 
 
@@ -244,3 +245,9 @@ def _unreached_fallbacks(settings: Settings, draft: Draft) -> Iterator[str]:
             unreached = ", ".join(route.fallbacks[most - 1 :])
             place = draft.origin_of(("routes", i, "fallbacks"))
             yield f"{place}: {unreached} can't be reached, since retry.max_attempts is {most}, all targets together"
+
+
+def _nothing_served(settings: Settings, draft: Draft) -> Iterator[str]:
+    if not target_places(settings):
+        place = draft.origin_of(("engine", "enabled"))
+        yield f"{place}: nothing is served: the engine is off, and there is no api_base, [[targets]] or [[pairs]]"

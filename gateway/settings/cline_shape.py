@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gateway.core.commented_json import CommentedJsonError, Node, line_at, parse_object
 from gateway.settings.entries import Draft, Entry, Origin, Path
 from gateway.settings.errors import SettingsError
-from gateway.settings.jsonc import Document, JsoncError, Member, parse_object
 from gateway.settings.options import nearest_or_all
 
 PREFIX = "cline."
@@ -42,16 +42,16 @@ def looks_like_json(text: str) -> bool:
 def read_json(text: str, source: str, draft: Draft) -> list[Entry]:
     """Entries of the `cline.*` keys; other keys of the editor are none of our business."""
     try:
-        members = parse_object(text)
-    except JsoncError as error:
+        root = parse_object(text)
+    except CommentedJsonError as error:
         raise SettingsError(f"{source}, line {error.line}: not valid JSON: {error}") from None
     entries: dict[Path, Entry] = {}
     found = False
-    for name, value, line in _flat(members, ""):
+    for name, value, position in _flat(root, ""):
         if not name.startswith(PREFIX):
             continue
         found = True
-        _add(name, value, Origin(name, source, line), entries, draft)
+        _add(name, value, Origin(name, source, line_at(text, position)), entries, draft)
     if not found:
         raise SettingsError(f"{source}: has no cline.* settings; of JSON files only such a settings.json is read")
     return list(entries.values())
@@ -59,7 +59,7 @@ def read_json(text: str, source: str, draft: Draft) -> list[Entry]:
 
 def _add(name: str, value: Any, origin: Origin, entries: dict[Path, Entry], draft: Draft) -> None:
     short = name.removeprefix(PREFIX)
-    if isinstance(value, Document):  # empty: _flat went into every other
+    if isinstance(value, dict):  # empty: _flat went into every other
         known_object = short in {"requestOptions", "cacheStrategy"}
         if not known_object:
             draft.problems.append(f"{origin}: unknown setting; {_nearest(short)}")
@@ -77,17 +77,14 @@ def _add(name: str, value: Any, origin: Origin, entries: dict[Path, Entry], draf
         entries[path] = Entry(path, value, origin)
 
 
-def _flat(members: list[Member], prefix: str) -> Iterator[tuple[str, Any, int]]:
-    for member in members:
+def _flat(node: Node, prefix: str) -> Iterator[tuple[str, Any, int]]:
+    """Dotted name, value and place of every member, doubled ones included."""
+    for member in node.members:
         name = f"{prefix}{member.name}"
-        if isinstance(member.value, Document) and member.value.members:
-            yield from _flat(member.value.members, f"{name}.")
+        if member.node.members:
+            yield from _flat(member.node, f"{name}.")
         else:
-            yield name, _plain(member.value), member.line
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+            yield name, member.node.value, member.start
 
 
 def _nearest(short: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 from typing_extensions import override
+
+from gateway.settings.watching import Print
 
 Path = tuple[str | int, ...]  # such as ("server", "port") or ("keys", 0, "name")
 
@@ -52,6 +55,7 @@ class Draft:
     problems: list[str] = field(default_factory=list)
     failed: set[Path] = field(default_factory=set)  # taken out because of a problem
     expanded: set[Path] = field(default_factory=set)  # values that came out of the environment; never shown
+    files: dict[FilePath, Print] = field(default_factory=dict)  # each as it was just before it was read
 
     def overlay(self, entries: Iterable[Entry]) -> None:
         """Put a layer of higher precedence on top. A list of tables replaces the one below it as a whole."""
@@ -100,6 +104,6 @@ class Draft:
 def _lists(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    if value and all(isinstance(key, int) for key in value):
-        return [_lists(value[key]) for key in sorted(value)]
+    if value and all(isinstance(key, int) for key in value):  # one of which all was taken out keeps its place
+        return [_lists(value.get(i, {})) for i in range(max(value) + 1)]
     return {key: _lists(inner) for key, inner in value.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from gateway.settings.key_files import read_key_files
 from gateway.settings.schema import Settings
 from gateway.settings.toml_shape import is_provider_form, parse_toml, read_tree
 from gateway.settings.validation import validate
+from gateway.settings.watching import Print, fingerprint
 
 DEFAULT_FILE = Path("kvgate.toml")
 
@@ -41,7 +42,7 @@ class LoadedSettings:
     notices: tuple[str, ...]  # what was adjusted, has no effect, or is unwise
     path: Path | None
     shape: Shape
-    key_files: tuple[Path, ...] = ()
+    files: Mapping[Path, Print] = field(default_factory=dict)  # that and those of keys, just before they were read
 
 
 def find_settings_file(environ: Mapping[str, str], folder: Path) -> Path | None:
@@ -64,14 +65,15 @@ def load_settings(
     draft.overlay(read_environment(environ, draft))
     draft.overlay(read_flags(flags or {}))
     clean(draft, environ)
-    key_files = read_key_files(draft, Path.cwd() if path is None else path.absolute().parent)
+    read_key_files(draft, Path.cwd() if path is None else path.absolute().parent)
     canonicalise(draft)
     foreign_kv_dtype = take_foreign_kv_dtype(draft)
     settings = _checked(draft, foreign_kv_dtype)
-    return LoadedSettings(settings, tuple(dict.fromkeys(draft.notices)), path, shape, key_files)
+    return LoadedSettings(settings, tuple(dict.fromkeys(draft.notices)), path, shape, draft.files)
 
 
 def _read_file(path: Path, draft: Draft) -> tuple[Shape, list[Entry]]:
+    draft.files[path] = fingerprint(path)
     text = read_text(path)
     source = path.name
     if looks_like_json(text):
@@ -89,7 +91,7 @@ def _checked(draft: Draft, foreign_kv_dtype: str | None) -> Settings:
         draft.problems += checks.refusals(settings, draft)
         _place_foreign_kv_dtype(settings, draft, foreign_kv_dtype)
     if settings is None or draft.problems:
-        raise SettingsError(list(dict.fromkeys(draft.problems)))
+        raise SettingsError(list(dict.fromkeys(draft.problems)), draft.files)
     draft.notices += checks.advice(settings, draft)
     return settings
 

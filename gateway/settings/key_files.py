@@ -10,22 +10,19 @@ from gateway.settings.entries import Draft
 from gateway.settings.entries import Path as OptionPath
 from gateway.settings.errors import SettingsError
 from gateway.settings.files import read_plain
+from gateway.settings.watching import fingerprint
 
 SUFFIX = "_file"
 _KEYS = ("api_key", "key")
 
 
-def read_key_files(draft: Draft, folder: Path) -> tuple[Path, ...]:
-    """Put each key in the place of the option that it is for. Relative paths count from `folder`. Returns the files."""
-    found: list[Path] = []
+def read_key_files(draft: Draft, folder: Path) -> None:
+    """Put each key in the place of the option that it is for. Relative paths count from `folder`."""
     for path, value in list(draft.values.items()):
         option = str(path[-1])
         if option.removesuffix(SUFFIX) not in _KEYS or not option.endswith(SUFFIX) or not isinstance(value, str):
             continue
-        file = (folder / Path(value).expanduser()).resolve()
-        found.append(file)
-        _take(draft, path, file)
-    return tuple(dict.fromkeys(found))
+        _take(draft, path, (folder / Path(value).expanduser()).absolute())  # a link may lead elsewhere tomorrow
 
 
 def _take(draft: Draft, path: OptionPath, file: Path) -> None:
@@ -34,6 +31,7 @@ def _take(draft: Draft, path: OptionPath, file: Path) -> None:
     if target in draft.values:
         draft.problems.append(f"{origin}: {draft.origin_of(target)} gives the same key; leave one of them out")
         return
+    draft.files.setdefault(file, fingerprint(file))
     try:
         key = clean_key(draft, path, read_plain(file, "the key file"))
     except SettingsError as error:

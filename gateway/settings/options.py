@@ -15,6 +15,9 @@ from gateway.settings.schema import Settings
 
 Tables = Mapping[str, Sequence[str]]  # table -> its keys
 
+_MODE_ELSEWHERE = ("cachestrategy", "cachemode")  # what an editor's file and the header call the mode
+_MODE_TABLES = ("cache", "cache_layout")  # where it belongs; the first is there only while that form is read
+
 
 @cache
 def native_tables() -> dict[str, tuple[str, ...]]:
@@ -64,6 +67,9 @@ def suggestion(table: str, key: str, tables: Tables) -> str:
     homes = [f"[{name}]" for name, keys in tables.items() if key in keys and name != table]
     if homes:
         return f"it belongs in {' or '.join(homes)}"
+    home = next((name for name in _MODE_TABLES if name in tables), None)
+    if home is not None and _plain(key) in _MODE_ELSEWHERE:
+        return f"did you mean mode in [{home}]?"
     near = _nearest(key, tables.get(table, ()))
     if near is not None:
         return f"did you mean {near}?"

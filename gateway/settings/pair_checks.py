@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from gateway.settings.schema import PairSettings, Settings
 
 _SIDES = ("prefill", "decode", "merged")
 _WITH_BOOTSTRAP = ("sglang", "vllm-mooncake")
+_TOLD_AN_ADDRESS = (*_WITH_BOOTSTRAP, "llm-d")
 
 
 def addresses_of(settings: Settings, side: str) -> tuple[str, ...]:
@@ -37,6 +39,19 @@ def pair_advice(settings: Settings, draft: Draft) -> Iterator[str]:
         if pair.bootstrap_port is not None and pair.engine not in _WITH_BOOTSTRAP:
             place = draft.origin_of(("pairs", i, "bootstrap_port"))
             yield f"{place}: no effect; only {' and '.join(_WITH_BOOTSTRAP)} have a bootstrap service"
+        yield from _unreached_prefill(pair, i, draft)
+
+
+def _unreached_prefill(pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
+    """Some decode servers are told the prefill server's address as the settings give it."""
+    here = [url for url in pair.prefill if _place(url)[0] == "loopback"]
+    far = [url for url in pair.decode if _place(url)[0] != "loopback"]
+    if pair.engine in _TOLD_AN_ADDRESS and here and far:
+        place = draft.origin_of(("pairs", i, "prefill"))
+        yield (
+            f"{place}: {far[0]} will be told to fetch KV from {here[0]}, which leads it to its own host; give an "
+            "address of the prefill server that it can reach"
+        )
 
 
 def _sides(pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
@@ -74,7 +89,28 @@ def _place(url: str) -> tuple[str, int, str]:
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return ("loopback" if is_loopback(host) else host), port, parts.path.removesuffix("/v1")
+    return ("loopback" if is_this_host(host) else _plain_host(host)), port, parts.path.removesuffix("/v1")
+
+
+def is_this_host(host: str) -> bool:
+    """Whether a connection to this name ends at this host, whichever address that is: 0.0.0.0 does too."""
+    address = _address(host)
+    return is_loopback(host) or (address is not None and (address.is_unspecified or address.is_loopback))
+
+
+def _plain_host(host: str) -> str:
+    """One spelling of each address: IPv6 has several."""
+    address = _address(host)
+    return host if address is None else str(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def _default_mode(settings: Settings, draft: Draft) -> Iterator[str]:
@@ -83,9 +119,9 @@ def _default_mode(settings: Settings, draft: Draft) -> Iterator[str]:
     if not settings.pairs or not only_pairs or settings.effective_engine() is not None:
         return
     if not any(mode in modes_of(pair) for pair in settings.pairs):
-        known = {each for pair in settings.pairs for each in modes_of(pair)}
+        known = ", ".join(sorted({each for pair in settings.pairs for each in modes_of(pair)}))
         if known:
             yield (
                 f"{draft.origin_of(('cache_layout', 'mode'))}: the default mode is {mode}, but [[pairs]] have servers "
-                f"only for {', '.join(sorted(known))}: requests that choose no mode could not be served. Set it to that"
+                f"only for {known}: requests that choose no mode could not be served. Set it to {known}"
             )

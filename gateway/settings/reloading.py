@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from gateway.settings import checks
 from gateway.settings.entries import Draft
 from gateway.settings.errors import SettingsError
@@ -19,7 +17,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "kv_cache": (),
     "scheduler": (),
     "transfer": (),
-    "pairs": (),
     "limits": ("max_request_mib", "max_records"),
     "timeouts": ("shutdown_seconds",),
 }
@@ -34,10 +31,6 @@ def take_over(running: Settings, read: Settings) -> tuple[Settings, tuple[str, .
     update: dict[str, Any] = {"engine": engine}
     for table, names in FIXED.items():
         old, new = getattr(running, table), getattr(read, table)
-        if not isinstance(new, BaseModel):  # a list of tables
-            left += [table] if old != new else []
-            update[table] = old
-            continue
         changed = [name for name in names or type(new).model_fields if getattr(old, name) != getattr(new, name)]
         left += [f"{table}.{name}" for name in changed]
         update[table] = new.model_copy(update={name: getattr(old, name) for name in changed})

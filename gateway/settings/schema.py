@@ -45,6 +45,7 @@ class ServerSettings(Frozen):
     api_max_queued: int = Field(64, ge=0, description="max_queued of the unified upstream")
     api_price_model: str | None = Field(None, description="price_model of the unified upstream")
     api_dialects: tuple[DialectName, ...] = Field(SPOKEN_BY_DEFAULT, description="dialects of the unified upstream")
+    api_health_path: str | None = Field(None, description="health_path of the unified upstream")
 
 
 class CacheLayoutSettings(Frozen):
@@ -172,6 +173,10 @@ class TargetSettings(Frozen):
     queue_seconds: float = Field(30.0, ge=0, description="longest wait for it; then 429")
     breaker_failures: int = Field(5, ge=0, description="failures in a row after which it is left alone; 0 = never")
     breaker_seconds: float = Field(30.0, gt=0, description="for how long it is left alone")
+    health_path: str | None = Field(
+        None, description='path on its host that is asked whether it is well, such as "/health"; not set = never'
+    )
+    health_seconds: float = Field(10.0, gt=0, description="from one such question to the next")
 
 
 class PairSettings(Frozen):
@@ -183,6 +188,7 @@ class PairSettings(Frozen):
     decode: tuple[str, ...] = Field((), description="base URLs of the decode servers")
     merged: tuple[str, ...] = Field((), description="base URLs of servers for merged requests, replicas of one another")
     api_key: SecretStr | None = Field(None, description="key for all of them")
+    api_key_file: str | None = Field(None, description="file that holds the key, instead of `api_key`")
     models: tuple[str, ...] = Field((), description="names listed in /v1/models; empty = ask a server")
     bootstrap_port: int | None = Field(
         None,
@@ -191,8 +197,9 @@ class PairSettings(Frozen):
         description="of the prefill servers (sglang, vllm-mooncake); default: as they say, or 8998",
     )
     max_running: int = Field(64, ge=1, description="requests at one decode server at once")
-    max_waiting: int = Field(256, ge=0, description="requests that wait for a decode server; one more gets 429")
-    queue_timeout_seconds: float = Field(30.0, gt=0, description="longest wait for a decode server; then 429")
+    merged_max_running: int | None = Field(None, ge=1, description="requests at one merged server at once")
+    max_waiting: int = Field(256, ge=0, description="requests that wait for a server of a side; one more gets 429")
+    queue_timeout_seconds: float = Field(30.0, gt=0, description="longest wait for a server; then 429")
     prefill_timeout_seconds: float = Field(120.0, gt=0, description="longest prefill; below the engine's own limit")
     handoff_timeout_seconds: float = Field(60.0, gt=0, description="from a prefill's end to decode's first output")
 

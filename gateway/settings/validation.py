@@ -25,8 +25,14 @@ def validate(draft: Draft) -> Settings | None:
         return Settings.model_validate(draft.tree())
     except ValidationError as error:
         details = error.errors(include_url=False)
-        draft.problems += [_problem(draft, detail) for detail in details if detail["loc"] not in draft.failed]
+        draft.problems += [_problem(draft, detail) for detail in details if not _is_told(draft, detail["loc"])]
         return None
+
+
+def _is_told(draft: Draft, path: Path) -> bool:
+    """Whether a problem was noted already: of this value, or of each in its table of a list."""
+    has_table = len(path) < 3 or any(other[:2] == path[:2] for other in draft.values)
+    return path in draft.failed or not has_table
 
 
 def allowed_values(table: str, key: str) -> str:

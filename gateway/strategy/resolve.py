@@ -16,7 +16,7 @@ from gateway.settings.base_url import normalise_base_url
 from gateway.settings.errors import SettingsError
 from gateway.settings.pair_checks import addresses_of
 from gateway.settings.schema import Settings
-from gateway.strategy.spelling import Wish, parse_query_value, parse_strategy, parse_word
+from gateway.strategy.wish import Wish, parse_query_value, parse_strategy, parse_word
 
 HEADER = "X-Cache-Mode"
 BODY_FIELDS = ("cacheStrategy", "cache_strategy", "cache_mode")  # ours alone: removed before an upstream sees the body
@@ -184,12 +184,12 @@ def _endpoints(
 
 
 def _address(value: str | None, allowed: tuple[str | None, ...]) -> str | None:
-    """The URL in its one form, if it is allowed."""
+    """The URL as the settings have it, if they do: with or without /v1, which every base URL may end with."""
     try:
-        url = None if value is None else normalise_base_url(value)[0]
+        place = None if value is None else normalise_base_url(value)[0].removesuffix("/v1")
     except SettingsError:
         return None
-    return url if url in allowed else None
+    return next((url for url in allowed if url is not None and url.removesuffix("/v1") == place), None)
 
 
 def _prefix_notice(asked: bool | None, settings: Settings, notices: list[str]) -> None:

@@ -31,6 +31,12 @@ class EventUpstream(Protocol):
         Started comes again, of another instance, if the first one failed before any output.
         """
 
+    async def back(self, strategy: CacheStrategy) -> None:
+        """Return once this strategy can be served again, after a ModeUnavailable with `is_restarting`.
+
+        Or never again: `stream` then says why.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
@@ -90,6 +96,10 @@ class PassThroughUpstream(Protocol):
     @property
     def dialects(self) -> Sequence[str]:
         """The names of those APIs."""
+
+    @property
+    def knows_models(self) -> bool:
+        """False while nobody there has answered what is served."""
 
     async def models(self) -> Sequence[ModelCard]: ...
 

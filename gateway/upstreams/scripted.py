@@ -59,6 +59,7 @@ class ScriptedUpstream:
     requests: list[ChatRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    is_back: asyncio.Event = field(default_factory=asyncio.Event)  # what `back` waits for
 
     def models(self) -> Sequence[ModelCard]:
         return [
@@ -72,6 +73,9 @@ class ScriptedUpstream:
 
     def variant_of(self, strategy: CacheStrategy) -> str | None:
         return strategy.kv_cache_dtype if strategy.kv_cache_dtype in self.variants else None
+
+    async def back(self, _strategy: CacheStrategy) -> None:
+        await self.is_back.wait()
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
         mode = request.strategy.mode

@@ -64,10 +64,10 @@ async def ready(request: web.Request, _place: Place) -> web.Response:
         name: {"kind": target.kind, "reachable": target.reachable, **health[name]}
         for name, target in generation.targets.items()
     }
-    targets |= pair_states(app)
+    targets |= pair_states(generation.pairs)
     state: dict[str, Any] = {"targets": targets, "default_mode": mode, "modes": kinds(generation.settings)}
     state |= {"notices": generation.notices, "version": _VERSION, "settings": _reload_state(app)}
-    is_ready = engine is None and bool(targets)
+    is_ready = bool(generation.targets) or any(pair.serves(mode) for pair in generation.pairs.values())
     if engine is not None:
         is_ready = mode in engine.modes()
         targets[engine.name] = {
@@ -137,7 +137,7 @@ async def metrics(request: web.Request, _place: Place) -> web.Response:
             pairs = engine.pair_state()
             app[METRICS].set_pairs({(pair.prefill, pair.decode): pair.connected for pair in pairs})
     app[METRICS].set_targets(request[GENERATION].service.target_figures())
-    await set_pair_metrics(app)
+    await set_pair_metrics(app, request[GENERATION].pairs)
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=app[METRICS].render(), headers=headers)
 
@@ -159,7 +159,7 @@ async def engines(request: web.Request, _place: Place) -> web.Response:
     figures = {name: _plain(entry) for name, entry in stats.items()}
     engine = request.app.get(ENGINE)
     state = {"instances": _instances(engine), "pairs": _pairs(engine), "variants": _variants(engine)}
-    return _json({"engines": figures, **state, "upstreams": await pair_figures(request.app)})
+    return _json({"engines": figures, **state, "upstreams": await pair_figures(request[GENERATION].pairs)})
 
 
 def _plain(stats: EngineStats) -> dict[str, Any]:

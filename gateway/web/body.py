@@ -6,8 +6,8 @@ import asyncio
 
 from aiohttp import web
 
+from gateway.core.codings import codings
 from gateway.core.errors import InvalidRequest, UnsupportedEncoding
-from gateway.upstreams.content_coding import codings
 from gateway.web.encodings import ENCODINGS, ZSTD_MAGIC, decode, too_large
 
 _MAX_CODINGS = 2  # one on top of the other; no client needs more

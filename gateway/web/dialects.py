@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.core.errors import InvalidRequest
 from gateway.dialects import anthropic_messages, gemini, openai_chat, openai_completions, openai_responses
 from gateway.dialects.base import ChatForm, Dialect
-from gateway.web.paths import GEMINI, Place, find
+from gateway.web.paths import GEMINI, Place, find, first_part
 
 OF_PLACE: dict[str, Dialect] = {
     "chat/completions": openai_chat.DIALECT,
@@ -43,9 +43,12 @@ COUNTING = {
 }
 
 
+_ONLY_ANTHROPIC = frozenset({"messages", "complete", "organizations"})  # first parts of paths that no other API has
+
+
 def speaks_anthropic(request: web.Request) -> bool:
-    """Every client of that API names its version."""
-    return "anthropic-version" in request.headers
+    """Every client of that API names its version; who tries it by hand may not, and is known by the path."""
+    return "anthropic-version" in request.headers or first_part(request.path) in _ONLY_ANTHROPIC
 
 
 def speaks_gemini(request: web.Request, place: Place | None) -> bool:

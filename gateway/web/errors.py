@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from gateway.core import errors
 from gateway.core.errors import GatewayError
+from gateway.core.retry_after import told_again
 from gateway.dialects.base import Dialect, ErrorFacts
 from gateway.dialects.sniff import error_facts
 
@@ -77,10 +79,9 @@ def error_response(
 
 
 def _headers(error: GatewayError, status: int) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if isinstance(error, errors.UpstreamError) and error.retry_after:
-        found["Retry-After"] = error.retry_after
-    elif error.retry_after_seconds is not None or status == 429:
+    written = error.retry_after if isinstance(error, errors.UpstreamError) else None
+    found = told_again({"Retry-After": written}, time.time()) if written else {}
+    if not found and (error.retry_after_seconds is not None or status == 429):
         found["Retry-After"] = str(max(1, math.ceil(error.retry_after_seconds or 1)))
     if isinstance(error, errors.BudgetExhausted):
         found["X-Should-Retry"] = "false"  # clients would otherwise try three times at once

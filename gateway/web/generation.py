@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from gateway.service import ChatService
 from gateway.settings.schema import Settings
 from gateway.upstreams.base import PassThroughUpstream
+from gateway.upstreams.pd.upstream import PairUpstream
 
 
 @dataclass(eq=False, slots=True)
@@ -21,6 +22,7 @@ class Generation:
     settings: Settings
     notices: tuple[str, ...]
     targets: Mapping[str, Target]
+    pairs: Mapping[str, PairUpstream]
     service: ChatService
     close: Callable[[], Coroutine[Any, Any, None]]  # of what no other generation uses
     num_requests: int = 0

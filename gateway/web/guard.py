@@ -8,8 +8,8 @@ from collections.abc import Container, Sequence
 from urllib.parse import urlsplit
 
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthorized
+from gateway.settings.base_url import is_loopback
 from gateway.settings.schema import KeySettings, ServerSettings
-from gateway.upstreams.openai_http import is_loopback
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 

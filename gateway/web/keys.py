@@ -12,7 +12,6 @@ from gateway.metrics import Metrics
 from gateway.records.store import RecordStore
 from gateway.settings.schema import KeySettings
 from gateway.upstreams.base import EventUpstream
-from gateway.upstreams.pd_upstream import PairUpstream
 from gateway.web.generation import Generation, InForce, Reloads
 
 
@@ -43,7 +42,6 @@ METRICS = web.AppKey("metrics", Metrics)
 RECORDS = web.AppKey("records", RecordStore)
 STARTED_AT = web.AppKey("started_at", int)
 ENGINE: web.AppKey[EventUpstream] = web.AppKey("engine", object)  # type: ignore[arg-type]  # a Protocol; absent if none
-PAIRS: web.AppKey[dict[str, PairUpstream]] = web.AppKey("pairs", dict)  # absent if none are set
 
 GENERATION = web.RequestKey("generation", Generation)
 REQUEST_ID = web.RequestKey("request_id", str)

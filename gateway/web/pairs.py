@@ -9,38 +9,34 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.upstreams.pd_figures import PdFigures
-from gateway.upstreams.pd_upstream import PairUpstream
-from gateway.web.keys import METRICS, PAIRS
+from gateway.upstreams.pd.figures import PdFigures
+from gateway.upstreams.pd.upstream import PairUpstream
+from gateway.web.keys import METRICS
 
 
-def pair_states(app: web.Application) -> dict[str, dict[str, Any]]:
+def pair_states(pairs: Mapping[str, PairUpstream]) -> dict[str, dict[str, Any]]:
     """By the target's name, as /ready shows it."""
-    return {name: _state(pair) for name, pair in _pairs(app).items()}
+    return {name: _state(pair) for name, pair in pairs.items()}
 
 
-async def pair_figures(app: web.Application) -> dict[str, Any]:
+async def pair_figures(pairs: Mapping[str, PairUpstream]) -> dict[str, Any]:
     """The same with what every server says of itself at this moment."""
-    found = await _all_figures(app)
-    return {name: _state(pair, found[name]) for name, pair in _pairs(app).items()}
+    found = await _all_figures(pairs)
+    return {name: _state(pair, found[name]) for name, pair in pairs.items()}
 
 
-async def set_pair_metrics(app: web.Application) -> None:
-    """The servers' own figures among the gateway's series."""
-    found = await _all_figures(app)
-    for name, pair in _pairs(app).items():
+async def set_pair_metrics(app: web.Application, pairs: Mapping[str, PairUpstream]) -> None:
+    """The servers' own figures among the gateway's series; those of pairs that were taken out leave no trace."""
+    found = await _all_figures(pairs)
+    app[METRICS].forget_servers()
+    for name, pair in pairs.items():
         states = {report.name: report.state == "up" for report in pair.server_reports()}
         app[METRICS].set_servers(name, states, found[name])
 
 
-async def _all_figures(app: web.Application) -> dict[str, dict[str, PdFigures | None]]:
-    pairs = _pairs(app)
+async def _all_figures(pairs: Mapping[str, PairUpstream]) -> dict[str, dict[str, PdFigures | None]]:
     found = await asyncio.gather(*(pair.figures() for pair in pairs.values()))
     return dict(zip(pairs, found, strict=True))
-
-
-def _pairs(app: web.Application) -> Mapping[str, PairUpstream]:
-    return app.get(PAIRS, {})
 
 
 def _state(pair: PairUpstream, figures: Mapping[str, PdFigures | None] | None = None) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from gateway.core.spelling import MODES as SPELLINGS
+
 MODES = ("merged", "split")
 GEMINI = "v1beta"  # the version in the paths of Google's clients
 _PREFIXES = (("api", "v1"), ("v1", "v1"), (GEMINI,), ("api",), ("v1",), ())  # the longest first
@@ -54,6 +56,21 @@ def find(path: str) -> Place | None:
             if place is not None:
                 return place
     return None
+
+
+def nothing_at(path: str) -> str:
+    """What to say of a path without an endpoint."""
+    is_mode = path.strip("/").partition("/")[0].lower() in SPELLINGS
+    hint = " A path that chooses the mode begins with /merged or /split, in small letters." if is_mode else ""
+    return f"There is nothing at {path[:200]!r}. The API is at /v1, such as /v1/chat/completions.{hint}"
+
+
+def first_part(path: str) -> str:
+    """What a decoded path begins with, behind its mode and its prefix, whether or not there is an endpoint."""
+    parts = tuple(_SLASHES.sub("/", path).strip("/").split("/"))
+    rest = parts[1:] if parts[0] in MODES else parts
+    prefix = next(prefix for prefix in _PREFIXES if rest[: len(prefix)] == prefix)
+    return next(iter(rest[len(prefix) :]), "")
 
 
 def _endpoint(parts: tuple[str, ...], mode: str | None) -> Place | None:

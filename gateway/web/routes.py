@@ -12,7 +12,7 @@ from gateway.web import admin, chat, models
 from gateway.web.dialects import speaks_gemini
 from gateway.web.guard import check_host, check_key, check_no_key_in_url, check_origin
 from gateway.web.keys import CLIENT_KEY, GENERATION, IN_FORCE
-from gateway.web.paths import Place, find
+from gateway.web.paths import Place, find, nothing_at
 
 PlaceHandler = Callable[[web.Request, Place], Awaitable[web.StreamResponse]]
 
@@ -65,7 +65,7 @@ async def _dispatch(request: web.Request, settings: Settings) -> web.StreamRespo
         if key is not None:
             request[CLIENT_KEY] = key
     if place is None:
-        raise NotFound(f"There is nothing at {request.path[:200]!r}. The API is at /v1, such as /v1/chat/completions.")
+        raise NotFound(nothing_at(request.path))
     methods = ROUTES[place.name]
     handler = methods.get("GET" if request.method == "HEAD" else request.method)
     if handler is None:

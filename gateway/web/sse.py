@@ -24,10 +24,12 @@ class SseSender:
         self._exchange = exchange
         self._heartbeat_seconds = heartbeat_seconds
         self._loop = asyncio.get_running_loop()
-        self._written_at = 0.0
+        self._written_at = self._loop.time()
+        self._num_silent_beats = 0
         self._writing = False
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
+        self._has_beat_begun = False
 
     @property
     def prepared(self) -> bool:
@@ -35,13 +37,19 @@ class SseSender:
 
     async def send(self, frames: AsyncGenerator[bytes, None]) -> None:
         """All frames, to the end. Raises what the frames raise; leaving early closes them, which aborts the work."""
+        self._timer = self._loop.call_later(self._heartbeat_seconds, self._on_timer)
         try:
             async with aclosing(frames):
-                await self._write(await self._first(frames))
                 async for frame in frames:
                     await self._write(frame)
+            await self._write(b"")  # the headers, if there was nothing else
+        except asyncio.CancelledError:
+            if self._beat is not None:
+                self._beat.cancel()
+            raise
         finally:
-            self._stop_beating()
+            self._timer.cancel()
+            await self._end_of_beat()  # what follows depends on whether the headers are out
         await self.response.write_eof()
 
     async def fail(self, error: GatewayError) -> None:
@@ -50,27 +58,6 @@ class SseSender:
         if renderer is not None:
             await self.response.write(renderer.error(facts_of(error, self._exchange.call.request_id)))
         await self.response.write_eof()
-
-    async def _first(self, frames: AsyncGenerator[bytes, None]) -> bytes:
-        """The first frame; after some silence the headers go ahead of it.
-
-        As long as the request is not accepted they wait longer: a refusal is worth more to a client as an HTTP status.
-        """
-        pending = asyncio.ensure_future(anext(frames, b""))
-        try:
-            for _ in range(MAX_SILENT_BEATS):
-                await asyncio.wait({pending}, timeout=self._heartbeat_seconds)
-                if pending.done() or self._exchange.accepted:
-                    break
-            if not pending.done():
-                await self._prepare()
-                await self._write(self._heartbeat())
-            return await pending
-        finally:
-            if not pending.done():
-                pending.cancel()
-                with suppress(asyncio.CancelledError, GatewayError):
-                    await pending
 
     async def _prepare(self) -> None:
         exchange, response = self._exchange, self.response
@@ -81,10 +68,10 @@ class SseSender:
         response.headers["X-Accel-Buffering"] = "no"
         exchange.headers_sent = True
         await response.prepare(self._request)
-        if exchange.content_type.startswith(exchange.call.dialect.stream_type):
-            self._timer = self._loop.call_later(self._heartbeat_seconds, self._on_timer)
 
     async def _write(self, frame: bytes) -> None:
+        if self._beat is not None:
+            await self._end_of_beat()
         if not self.prepared:
             await self._prepare()
         if not frame:
@@ -97,15 +84,35 @@ class SseSender:
     # A timer looks at the clock now and then; the way of a frame costs no task and no timer of its own.
 
     def _on_timer(self) -> None:
+        now = self._loop.time()
         due = self._written_at + self._heartbeat_seconds
-        if due <= self._loop.time() and not self._writing:
-            self._beat = self._loop.create_task(self._write_beat())
-            due = self._loop.time() + self._heartbeat_seconds
-        wait = max(0.01, due - self._loop.time())
-        self._timer = self._loop.call_later(wait if not self._writing else self._heartbeat_seconds, self._on_timer)
+        if due <= now:
+            due = now + self._heartbeat_seconds
+            if self._may_beat():
+                self._has_beat_begun = False
+                self._beat = self._loop.create_task(self._write_beat())
+        self._timer = self._loop.call_at(max(due, now + 0.01), self._on_timer)
+
+    def _may_beat(self) -> bool:
+        """Not while something is being written, nor after the end; a refusal is worth more as an HTTP status.
+
+        As long as the request is not accepted, the headers therefore wait for longer.
+        """
+        exchange = self._exchange
+        if self._writing or (self._beat is not None and not self._beat.done()) or exchange.outcome is not None:
+            return False
+        if not exchange.content_type.startswith(exchange.call.dialect.stream_type):
+            return False  # it is answered in one piece
+        if self.prepared:
+            return True
+        self._num_silent_beats += 1
+        return exchange.accepted or self._num_silent_beats >= MAX_SILENT_BEATS
 
     async def _write_beat(self) -> None:
+        self._has_beat_begun = True
         with suppress(ConnectionError):
+            if not self.prepared:
+                await self._prepare()
             await self.response.write(self._heartbeat())
         self._written_at = self._loop.time()
 
@@ -113,8 +120,15 @@ class SseSender:
         renderer = self._exchange.renderer
         return renderer.heartbeat() if renderer is not None else b""
 
-    def _stop_beating(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._beat is not None and not self._beat.done():
-            self._beat.cancel()
+    async def _end_of_beat(self) -> None:
+        beat = self._beat
+        if beat is None:
+            return
+        if not self._has_beat_begun:
+            beat.cancel()  # what comes instead says more, and may be rendered already
+        try:
+            await asyncio.wait({beat})
+        except asyncio.CancelledError:
+            beat.cancel()
+            raise
+        self._beat = None

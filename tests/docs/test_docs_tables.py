@@ -28,10 +28,10 @@ from gateway.settings.reloading import FIXED
 from gateway.settings.schema import Settings
 from gateway.settings.toml_shape import PROVIDER_FORM
 from gateway.strategy.resolve import BODY_FIELDS
-from gateway.strategy.spelling import KEYS
+from gateway.strategy.wish import KEYS
 from gateway.upstreams.base import Served
-from gateway.upstreams.http_headers import _TO_CLIENT, _TO_CLIENT_PREFIXES
-from gateway.upstreams.pd_plans import PLANS
+from gateway.upstreams.http.headers import _TO_CLIENT, _TO_CLIENT_PREFIXES
+from gateway.upstreams.pd.plans import PLANS
 from gateway.web.keys import ROLES
 from gateway.web.routes import ROUTES
 

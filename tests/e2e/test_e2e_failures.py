@@ -78,7 +78,7 @@ async def test_a_killed_prefill_side_fails_only_what_it_was_computing(
         assert (await ask(session, gateway, chat("back again", max_tokens=4), "split")).done
 
 
-async def test_a_killed_gateway_leaves_no_process_and_no_shared_memory(
+async def test_lc_03_a_killed_gateway_leaves_no_process_and_no_shared_memory(
     session: aiohttp.ClientSession, start_gateway: StartGateway
 ):
     before = set(Path("/dev/shm").iterdir())
@@ -96,13 +96,22 @@ async def test_a_killed_gateway_leaves_no_process_and_no_shared_memory(
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
-async def test_a_stopped_gateway_ends_cleanly(start_gateway: StartGateway):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_lc_03_a_stopped_gateway_ends_cleanly_and_no_thread_keeps_it(
+    session: aiohttp.ClientSession, start_gateway: StartGateway, number: signal.Signals
+):
+    before = set(Path("/dev/shm").iterdir())
     with start_gateway() as gateway:
         await asyncio.to_thread(gateway.wait_ready)
+        assert (await ask(session, gateway, chat("x", max_tokens=2), "split")).done  # every thread there is has begun
         children = descendants(gateway.process.pid)
+        assert len(children) >= 3
 
-        assert await asyncio.to_thread(gateway.stop) == 0
+        gateway.process.send_signal(number)
+
+        assert await asyncio.to_thread(gateway.process.wait, 30) == 0
         assert not any(map(is_alive, children))
+    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 BAD_CHAT = [

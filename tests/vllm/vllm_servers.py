@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -104,6 +105,14 @@ class VllmServer:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
+
+    def step(self) -> None:
+        """A request of one token, past the gateway."""
+        fields = {"model": MODEL, "prompt": "go on", "max_tokens": 1}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(fields).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read()
 
     def figure(self, name: str) -> float:
         """The sum of one series; 0 where it isn't there yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import tomli
 
 from gateway.cli import main as main_module
+from gateway.cli import serve
 from gateway.cli.main import COMMANDS, command_module, main
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -96,6 +98,54 @@ def test_serve_with_bad_settings_fails_at_once(capsys, tmp_path):
     assert "--port (command line): must be a whole number" in errors
     assert main(["serve", "--upstream", "http://h", "--upstream-key-env", "FAKE_UNSET"]) == 1
     assert "--upstream-key-env (command line): refers to the environment variable FAKE_UNSET" in capsys.readouterr().err
+
+
+def test_a_key_in_the_place_of_its_variable_is_refused_and_not_repeated(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--upstream", "http://h", "--upstream-key-env", "sk-fake-123"])
+    errors = capsys.readouterr().err
+    assert "--upstream-key-env: needs the name of a variable" in errors
+    assert "fake" not in errors
+
+
+MALFORMED = {
+    "rest behind a value": (b'mode = "split"xyz\n', "line 1"),
+    "empty": (b"", "the file is empty"),
+    "twice the same table": (b"[server]\nport = 1\n[server]\n", "line 3"),
+    "UTF-16": ("[server]\n".encode("utf-16"), "save it as UTF-8"),
+    "a directory": (None, "is a directory"),
+}
+
+
+@pytest.mark.parametrize("command", [["serve", "--config"], ["config", "check"], ["config", "show", "--config"]])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_cf_03_cf_06_a_malformed_file_ends_the_command_before_anything_starts(
+    name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    content, said = MALFORMED[name]
+    path = tmp_path / "bad.toml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    monkeypatch.setattr(serve, "bind_sockets", nothing_is_bound)
+
+    assert main([*command, str(path)]) == 1
+    output = capsys.readouterr()
+    assert said in output.err
+    assert "bad.toml" in output.err
+    assert output.out == ""
+
+
+def test_cf_03_a_link_to_nowhere_in_the_place_of_the_settings_is_not_taken_for_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(serve, "bind_sockets", nothing_is_bound)
+    (tmp_path / "kvgate.toml").symlink_to(tmp_path / "gone.toml")
+
+    assert main(["serve"]) == 1
+    assert "is a link to a file that does not exist" in capsys.readouterr().err
+
+
+def nothing_is_bound(host: str, port: int) -> list[socket.socket]:
+    raise AssertionError("it was about to listen")
 
 
 def test_commands_are_all_there_is():

@@ -1,9 +1,10 @@
-"""What a client sends that is no HTTP leaves one line in the log, without its bytes."""
+"""What a client does wrong leaves one line in the log, without its bytes, and its leaving none."""
 
 from __future__ import annotations
 
 import logging
 
+from aiohttp import ClientConnectionResetError
 from aiohttp.http_exceptions import BadHttpMessage
 
 from gateway.cli.logs import BadClientFilter, NoDescriptorsFilter
@@ -20,6 +21,10 @@ def test_what_a_bad_client_sent_is_not_logged():
     assert BadClientFilter().filter(record)
     text = logging.Formatter("%(levelname)s %(message)s").format(record)
     assert text == "WARNING Error handling request from ::1: it sent no valid HTTP (BadHttpMessage)"
+
+
+def test_a_client_that_leaves_while_its_answer_is_written_is_no_error():
+    assert not BadClientFilter().filter(record_of(ClientConnectionResetError("Cannot write to closing transport")))
 
 
 def test_a_fault_of_ours_keeps_its_traceback():

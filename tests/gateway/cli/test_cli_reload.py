@@ -77,3 +77,47 @@ def test_a_changed_key_file_is_a_change(folder):
     with running_gateway(CONFIG.format(model="one", more=""), folder) as gateway:
         (folder / "far.key").write_text("sk-far-second-0123456789\n")
         wait_until(lambda: state(gateway)["generation"] == 2, "the key was read again")
+
+
+PAIR = """
+[[pairs]]
+name = "far"
+engine = "vllm"
+merged = ["http://127.0.0.1:{port}"]
+models = ["m"]
+api_key_file = "far.key"
+"""
+
+
+def test_a_changed_pair_and_its_changed_key_file_need_no_restart(folder):
+    with running_gateway(PAIR.format(port=9), folder) as gateway:
+        (folder / "far.key").write_text("sk-far-second-0123456789\n")
+        wait_until(lambda: state(gateway)["generation"] == 2, "the key was read again")
+        (folder / "kvgate.toml").write_text(PAIR.format(port=10))
+        wait_until(lambda: state(gateway)["generation"] == 3, "the pair was read again")
+        ready = gateway.get("/ready")
+        assert [server["url"] for server in ready["targets"]["far"]["servers"]] == ["http://127.0.0.1:10"]
+        assert ready["settings"]["needs_restart"] == []
+        wait_until(
+            lambda: gateway.log.count("target far: its servers are no longer watched") == 2, "the old ones ended"
+        )
+        assert gateway.stop() == 0
+        assert "sk-far" not in gateway.log
+
+
+def test_a_key_file_that_was_missing_is_read_as_soon_as_it_is_there(folder):
+    with running_gateway(CONFIG.format(model="one", more=""), folder) as gateway:
+        (folder / "kvgate.toml").write_text(CONFIG.format(model="two", more="").replace("far.key", "later.key"))
+        wait_until(lambda: "later.key: the key file does not exist" in str(state(gateway)["problems"]), "refused")
+        (folder / "later.key").write_text("sk-far-second-0123456789\n")
+        wait_until(lambda: models(gateway) == ["two"], "the settings are in force")
+        assert state(gateway)["problems"] == []
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_and_holds_up_nothing(folder):
+    with running_gateway(CONFIG.format(model="one", more=""), folder) as gateway:
+        (folder / "kvgate.toml").unlink()
+        os.mkfifo(folder / "kvgate.toml")
+        wait_until(lambda: "is a pipe" in str(state(gateway)["problems"]), "the pipe was refused")
+        assert models(gateway) == ["one"]
+        assert gateway.stop() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +288,28 @@ def test_line_ends_and_a_byte_order_mark_stay(tmp_path: Path):
     assert data.count(b"\n") == data.count(b"\r\n")
     undo(claude, path)
     assert path.read_bytes() == b'\xef\xbb\xbf{\r\n  "theme": "dark"\r\n}\r\n'
+
+
+@ALL
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: "\ufeff" + text, lambda text: text.replace("\n", "\r\n"), lambda text: text.rstrip("\n")],
+    ids=["mark", "crlf", "no last newline"],
+)
+def test_cf_01_a_file_of_any_editor_is_pointed_here_and_given_back_byte_for_byte(
+    client: Client, change: Callable[[str], str], tmp_path: Path
+):
+    path = client.find_file(tmp_path, {})
+    path.parent.mkdir(parents=True)
+    before = change(PRESENT[client.name]).encode()
+    path.write_bytes(before)
+
+    write(client, path)
+    data = path.read_bytes()
+    written = open_document(client.format, files.read(path).text).plain()
+    assert TARGET.url in client.read_back(written, {}).base_url
+    assert data.startswith(b"\xef\xbb\xbf") == before.startswith(b"\xef\xbb\xbf")
+    assert data.count(b"\r\n") == (data.count(b"\n") if b"\r\n" in before else 0)
+
+    undo(client, path)
+    assert path.read_bytes() == before

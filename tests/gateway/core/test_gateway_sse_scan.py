@@ -89,6 +89,23 @@ def test_a_frame_without_end_is_refused_at_the_ceiling():
         scan([b"x" * 400] * 3, scanner)
 
 
+def test_an_event_of_very_many_lines_is_refused():
+    """Each line takes more memory than its bytes do."""
+    scanner = SseScanner()
+    with pytest.raises(FrameTooLong, match="lines"):
+        scan([b"data: a\n" * 1000] * 200, scanner)
+
+
+@pytest.mark.parametrize(("num_lines", "is_mended"), [(10, True), (1000, False)])
+def test_the_end_of_an_event_is_guessed_only_while_it_has_few_lines(num_lines, is_mended):
+    """A guess reads all of them: after each of very many lines that would never end."""
+    first = [b"{", *[b'"a":1,'] * num_lines, b'"b":2}']
+    payload = b"\n".join(first)
+    stream = b"".join(b"data: %s\n" % line for line in [*first, b'{"c":3}']) + b"\n"
+
+    assert payloads(scan([stream])) == ([payload, b'{"c":3}'] if is_mended else [payload + b'\n{"c":3}'])
+
+
 USUAL = [b'data: {"a":1}\n\n', b'data: {"b":"x"}\n\n', b"data: [DONE]\n\n", b": c\n\n"]
 ODD = [
     b'data: {"a":\r1}\n\n',

@@ -13,7 +13,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.mark.parametrize(("dialect", "body"), [(openai_chat, CHAT), (openai_completions, {"prompt": "x"})])
-def test_a_salt_is_a_string_that_is_not_empty(dialect, body):
+def test_kv_14_a_salt_is_a_string_that_is_not_empty(dialect, body):
     assert dialect.DIALECT.parse({**body, "cache_salt": "mine"}, Defaults()).cache_salt == "mine"
     assert dialect.DIALECT.parse({**body, "cache_salt": None}, Defaults()).cache_salt == ""
     for bad in ("", "x" * 257, 3, ["a"], {}):
@@ -22,7 +22,7 @@ def test_a_salt_is_a_string_that_is_not_empty(dialect, body):
         assert refusal.value.param == "cache_salt"
 
 
-def test_no_salt_of_one_key_is_a_salt_of_another():
+def test_kv_14_no_salt_of_one_key_is_a_salt_of_another():
     names, asked = ["", "a", "ab", "a:b", "1:a:"], ["", "b", ":b", "a:b", "2:ab:"]
     salts = [_salt(name, salt) for name in names for salt in asked]
 

@@ -54,6 +54,23 @@ def test_usage_and_finish_reason_are_read_wherever_they_are():
 
 
 @pytest.mark.parametrize(
+    ("choices", "begun", "ended"),
+    [
+        ([{"index": 0, "finish_reason": "stop"}], (), (0,)),
+        ([{"finish_reason": "stop"}], (), (0,)),
+        ([{"index": 1, "text": "x"}], (1,), ()),
+        ([{"index": 0, "finish_reason": "stop"}, {"index": 2, "finish_reason": "length"}], (2,), (0, 2)),
+        ([{"index": -1, "finish_reason": "stop"}], (0,), (0,)),
+        ([{"index": 10**9, "text": "x"}], (0,), ()),
+        ([{"index": "1", "text": "x"}], (0,), ()),
+    ],
+)
+def test_choices_are_told_apart_as_far_as_their_numbers_make_sense(choices, begun, ended):
+    found = seen({"choices": choices})
+    assert (found.choices, found.ended) == (begun, ended)
+
+
+@pytest.mark.parametrize(
     ("field", "cached"), [("prompt_cache_hit_tokens", 2), ("cache_read_input_tokens", 2), ("x", 0)]
 )
 def test_cached_tokens_have_several_names(field, cached):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.doctor.answer import Answer, Event
 from gateway.doctor.examination import examine_gateway, new_session
 from gateway.doctor.fetch import Ask, fetch
 from gateway.doctor.finding import Finding, Level
+from gateway.doctor.gateway_checks import check_models, check_ready
 from gateway.doctor.stream_checks import check_silence, num_heartbeats
 
 
@@ -143,3 +145,35 @@ def test_a_proxy_in_the_environment_is_warned_about_unless_the_host_is_excepted(
     assert len(found(http_proxy="http://proxy:1", NO_PROXY="localhost")) == 1
     assert found(HTTP_PROXY="http://proxy:1", no_proxy="localhost, 127.0.0.1") == []
     assert found(HTTP_PROXY="http://proxy:1", NO_PROXY="*") == []
+
+
+def test_servers_of_pairs_that_are_down_double_or_do_not_fit_are_problems_with_both_values():
+    problem = "KV dtype: prefill has auto, decode has fp8; they must be equal"
+    servers = [
+        {"name": "prefill-0", "url": "http://a", "state": "up", "problem": None},
+        {"name": "decode-0", "url": "http://b", "state": "down", "problem": None},
+        {"name": "decode-1", "url": "http://c", "state": "up", "problem": "it is the same server as decode-0"},
+    ]
+    pairs = [{"prefill": "prefill-0", "decode": "decode-0", "checked": True, "problem": problem}]
+    target = {"kind": "pair", "reachable": True, "servers": servers, "pairs": pairs}
+    body = {"ready": True, "default_mode": "split", "modes": {}, "targets": {"far": target}}
+    found = bad(list(check_ready(Answer(200, {}, json.dumps(body).encode()))))
+    assert [finding.what for finding in found] == [
+        "decode-0 at http://b is down",
+        "decode-1 at http://c is not used",
+        "split: prefill-0 and decode-0 are no pair",
+    ]
+    assert (found[1].why, found[2].why) == ("it is the same server as decode-0", problem)
+    assert all(finding.what_to_do for finding in found)
+
+
+def test_a_pair_whose_servers_are_all_down_is_told_once_for_each_server():
+    servers = [{"name": "prefill-0", "url": "http://a", "state": "down", "problem": None}]
+    body = {"ready": True, "targets": {"far": {"kind": "pair", "reachable": False, "servers": servers}}}
+    found = bad(list(check_ready(Answer(200, {}, json.dumps(body).encode()))))
+    assert [finding.what for finding in found] == ["prefill-0 at http://a is down"]
+
+
+def test_an_empty_list_of_models_says_why():
+    (found,) = check_models(Answer(200, {}, b'{"data": []}'))
+    assert found.why == "no target says what it serves"

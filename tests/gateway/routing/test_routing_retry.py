@@ -39,6 +39,8 @@ def plan(num_options: int = 1, limits: RetryLimits = LIMITS, random: float = 1.0
         (UpstreamError("x", status=401), "refused", "nowhere", "alive"),
         (errors.Overloaded("x"), "overloaded", "elsewhere", "none"),
         (errors.ModeUnavailable("x"), "unavailable", "elsewhere", "none"),
+        (errors.ModeUnavailable("x", retry_after_seconds=1), "unavailable", "elsewhere", "none"),
+        (errors.ModeUnavailable("x", retry_after_seconds=1, is_restarting=True), "restarting", "anywhere", "none"),
         (errors.TargetUnavailable("x"), "unavailable", "elsewhere", "none"),
         (errors.InvalidRequest("x"), "refused", "nowhere", "alive"),
         (errors.ContextLengthExceeded("x"), "refused", "nowhere", "alive"),
@@ -96,6 +98,41 @@ def test_an_option_that_can_not_be_asked_is_passed_over():
     tries = plan(3)
     assert tries.failed(0, BROKEN, 0.0) == Again(1, 0.0)
     assert tries.unsuitable(1, 0.0) == Again(2, 0.0)
+
+
+def restarting(seconds: float = 1.0) -> Failure:
+    return failure_of(errors.ModeUnavailable("x", retry_after_seconds=seconds, is_restarting=True))
+
+
+def test_what_is_being_started_again_is_asked_when_it_is_back_within_the_deadline():
+    tries = plan()
+    assert tries.failed(0, BROKEN, 1.0) == Again(0, 1.0)
+    assert tries.failed(0, restarting(), 2.0) == Again(0, 28.0, when_back=True)
+
+
+def test_a_restart_that_takes_longer_than_may_be_waited_for_is_the_client_s():
+    assert plan().failed(0, restarting(6.0), 1.0) is None
+    assert plan().failed(0, restarting(5.0), 26.0) is None  # it would be back after the deadline
+    assert plan().failed(0, restarting(5.0), 30.5) is None
+
+
+def test_another_option_is_asked_before_a_restart_is_waited_for():
+    tries = plan(2)
+    assert tries.failed(0, restarting(), 0.0) == Again(1, 0.0)
+    assert tries.failed(1, failure_of(UpstreamError("x", status=500)), 2.0) == Again(0, 28.0, when_back=True)
+
+
+def test_a_request_that_may_be_what_ends_an_engine_is_not_sent_a_third_time():
+    tries = plan(limits=RetryLimits(max_attempts=9))
+    assert tries.failed(0, BROKEN, 0.0)
+    assert tries.failed(0, restarting(), 0.0)
+    assert tries.failed(0, BROKEN, 0.0) is None
+
+
+def test_restarts_of_one_request_are_bounded_even_if_each_is_at_once():
+    tries = plan()
+    waits = [tries.failed(0, restarting(0.0), 0.0) for _ in range(4)]
+    assert [again is not None for again in waits] == [True, True, True, False]
 
 
 FAILURES = st.builds(

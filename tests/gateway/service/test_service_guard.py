@@ -116,3 +116,44 @@ def test_limits_come_from_the_target_s_table_and_for_the_unified_upstream_from_s
     assert limits_of(settings, "t") == GuardLimits(2, 64, 30.0, 9, 30.0)
     assert limits_of(settings, "upstream") == GuardLimits(7, 3)
     assert limits_of(settings, "a pair, which looks after itself").breaker_failures == 0
+
+
+async def test_an_ill_target_refuses_at_once_those_who_come_and_those_who_wait():
+    one = guard(max_concurrent=1, health_seconds=20.0)
+    ticket = await one.enter()
+    waits = await waiting(one, 2)
+    for _ in range(2):
+        one.checked("GET /health answered 503")
+
+    with pytest.raises(TargetUnavailable, match="GET /health answered 503") as refusal:
+        await one.enter()
+    assert refusal.value.retry_after_seconds == 20.0
+    told = await asyncio.gather(*waits, return_exceptions=True)  # while the one that runs goes on
+    assert [type(error) for error in told] == [TargetUnavailable] * 2
+    assert (one.figures()["in_flight"], one.figures()["queued"]) == (1, 0)
+    one.leave(ticket, Verdict.SUCCESS)
+    one.checked("")
+    one.leave(await one.enter(), Verdict.SUCCESS)
+    assert one.figures() == {"in_flight": 0, "queued": 0, "breaker_state": 0, "healthy": 1}
+
+
+async def test_a_client_that_leaves_just_as_it_is_turned_away_takes_no_place_with_it():
+    one = guard(max_concurrent=1)
+    ticket = await one.enter()
+    (leaves,) = await waiting(one, 1)
+    for _ in range(2):
+        one.checked("no")
+    leaves.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    assert one.figures()["in_flight"] == 1
+    one.leave(ticket, Verdict.SUCCESS)
+    assert one.figures()["in_flight"] == 0
+
+
+async def test_health_is_not_told_before_it_is_known():
+    one = guard()
+    assert "healthy" not in one.figures()
+    one.checked("no")
+    assert "healthy" not in one.figures()
+    assert (one.health()["healthy"], one.health()["last_check"]) == (None, "no")

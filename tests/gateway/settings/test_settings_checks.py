@@ -270,3 +270,25 @@ def test_an_engine_without_modes_is_refused(tmp_path):
 
 def test_toml_nested_too_deeply_is_refused(tmp_path):
     assert "nested too deeply" in refused("a = " + "[" * 5000 + "]" * 5000, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('[[targets]]\nname = "a"\nbase_url = "http://h"\ndialects = []\n', "targets[0].dialects (file, line 4)"),
+        ('[server]\napi_base = "http://h"\napi_dialects = []\n', "server.api_dialects (file, line 3)"),
+    ],
+)
+def test_a_target_that_speaks_nothing_is_refused(tmp_path, text, place):
+    assert f"{place}: is empty" in refused(text, tmp_path)
+
+
+def test_a_gateway_that_serves_nothing_is_remarked(tmp_path):
+    off = "[engine]\nenabled = false\n"
+    assert "engine.enabled (file, line 2): nothing is served" in notices(off, tmp_path)
+    assert "nothing is served" not in notices(off + UPSTREAM, tmp_path)
+
+
+def test_the_default_mode_that_pairs_need_is_named(tmp_path):
+    pair = '[[pairs]]\nname = "p"\nengine = "vllm"\nprefill = ["http://a:1"]\ndecode = ["http://b:1"]\n'
+    assert refused(pair, tmp_path).endswith("Set it to split")

@@ -43,7 +43,7 @@ def test_au_01_a_key_file_s_line_end_and_blanks_are_no_part_of_the_key(tmp_path,
     key_file.write_text(content, encoding="utf-8")
     loaded = load(server('api_key_file = "secret.key"'), tmp_path)
     assert loaded.settings.server.api_key.get_secret_value() == KEY
-    assert loaded.key_files == (key_file,)
+    assert list(loaded.files) == [tmp_path / "kvgate.toml", key_file]
     assert KEY not in str(loaded.notices)
 
 
@@ -55,6 +55,18 @@ def test_every_kind_of_key_may_be_in_a_file_and_is_hidden(tmp_path, key_file):
     assert KEY not in json.dumps(public_dump(settings))
     assert set(secrets_of(settings)) == {KEY}
     assert KEY not in repr(settings)
+
+
+def test_a_link_to_a_key_file_is_what_is_watched_for_it_may_be_led_elsewhere(tmp_path, key_file):
+    (tmp_path / "link.key").symlink_to(key_file)
+    loaded = load(server('api_key_file = "link.key"'), tmp_path)
+    assert list(loaded.files) == [tmp_path / "kvgate.toml", tmp_path / "link.key"]
+
+
+def test_a_key_file_that_is_missing_is_told_with_the_problem_for_it_may_yet_come(tmp_path):
+    with pytest.raises(SettingsError, match="the key file does not exist") as raised:
+        load(server('api_key_file = "later.key"'), tmp_path)
+    assert raised.value.files[tmp_path / "later.key"] is None
 
 
 def test_a_path_may_come_from_the_environment_and_from_home(tmp_path, key_file, monkeypatch):
@@ -87,6 +99,16 @@ def test_au_01_what_is_no_key_is_refused_without_being_shown(tmp_path, key_file,
     assert "api_key_file (kvgate.toml, line 3)" in text
     assert KEY not in text
     assert "é" not in text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_cf_01_a_key_file_in_utf_16_is_refused_without_being_shown(tmp_path, key_file, encoding):
+    """What an editor of Windows may write. Read as UTF-8 it would be a key of twice the length."""
+    key_file.write_bytes(f"{KEY}\r\n".encode(encoding))
+    text = problems(server('api_key_file = "secret.key"'), tmp_path)
+    assert "UTF-16" in text
+    assert "save it as UTF-8" in text
+    assert KEY[3:] not in text.replace("\0", "")
 
 
 def test_a_file_that_is_not_there_a_folder_and_both_ways_at_once(tmp_path, key_file):

@@ -86,3 +86,67 @@ def test_the_servers_key_is_kept(tmp_path):
     settings = load(tmp_path, SPLIT + PAIR + BOTH + 'api_key = "sk-servers"').settings
     assert secrets_of(settings) == ("sk-servers",)
     assert "sk-servers" not in str(public_dump(settings))
+
+
+def test_the_servers_key_may_be_in_a_file_and_is_nowhere_shown(tmp_path):
+    file = tmp_path / "pair.key"
+    file.write_text("sk-pair-0123456789\n")
+    file.chmod(0o600)
+    loaded = load(tmp_path, SPLIT + PAIR + BOTH + 'api_key_file = "pair.key"')
+    key = loaded.settings.pairs[0].api_key
+    assert key is not None
+    assert key.get_secret_value() == "sk-pair-0123456789"
+    assert file in loaded.files
+    assert secrets_of(loaded.settings) == ("sk-pair-0123456789",)
+    shown = public_dump(loaded.settings)["pairs"][0]
+    assert (shown["api_key"], shown["api_key_file"]) == ("***", "pair.key")
+    assert "sk-pair" not in repr(loaded.settings)
+    file.write_text("sk-pair-new-0123456789\n")
+    assert load(tmp_path, SPLIT + PAIR + BOTH + 'api_key_file = "pair.key"').settings.pairs != loaded.settings.pairs
+
+
+def test_a_key_file_that_is_missing_or_beside_a_key_is_refused(tmp_path):
+    missing = problems(tmp_path, SPLIT + PAIR + BOTH + 'api_key_file = "none.key"')
+    assert "pairs[0].api_key_file (k.toml, line 8)" in missing
+    assert "none.key: the key file does not exist" in missing
+    (tmp_path / "pair.key").write_text("sk-pair-0123456789\n")
+    both = problems(tmp_path, SPLIT + PAIR + BOTH + 'api_key = "sk-other-0123"\napi_key_file = "pair.key"')
+    assert "gives the same key" in both
+    assert "sk-" not in both
+
+
+SAME = [
+    "localhost",
+    "127.0.0.1",
+    "127.0.0.9",
+    "[::1]",
+    "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]",
+    "0.0.0.0",
+    "LOCALHOST.",
+]
+
+
+@pytest.mark.parametrize(
+    "other", [f"http://{host}:8100" for host in SAME] + ["http://localhost:8100/", "http://localhost:8100/v1"]
+)
+def test_one_instance_is_refused_by_whatever_name_it_is_given_twice(tmp_path, other):
+    two_sides = problems(tmp_path, SPLIT + PAIR + f'prefill = ["http://localhost:8100"]\ndecode = ["{other}"]')
+    assert "one instance" in two_sides
+    one_side = problems(tmp_path, PAIR + f'merged = ["http://127.0.0.1:8100", "{other}"]')
+    assert "a server is named twice" in one_side
+
+
+def test_spellings_of_one_far_address_are_one_and_ports_and_paths_are_not(tmp_path):
+    urls = 'prefill = ["http://[2001:db8::1]:80"]\ndecode = ["http://[2001:0DB8:0:0::1]"]'
+    assert "one instance" in problems(tmp_path, SPLIT + PAIR + urls)
+    for other in ("http://localhost:8101", "http://localhost:8100/b", "http://h:8100"):
+        urls = f'prefill = ["http://localhost:8100/a"]\ndecode = ["{other}"]'
+        assert load(tmp_path, SPLIT + PAIR + urls).settings.pairs
+
+
+def test_a_far_decode_server_that_is_told_to_look_at_itself_for_kv_is_worth_a_notice(tmp_path):
+    urls = 'prefill = ["http://127.0.0.1:30000"]\ndecode = ["http://far:30000"]\n'
+    for engine, is_told in (("sglang", True), ("vllm-mooncake", True), ("llm-d", True), ("vllm", False)):
+        notices = load(tmp_path, SPLIT + PAIR.replace("vllm", engine) + urls).notices
+        assert any("leads it to its own host" in notice for notice in notices) is is_told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,14 @@ def problems(text: str | bytes, folder: Path, **environ: str) -> str:
     ("text", "parts"),
     [
         ("[server]\n\nprot = 1", ["server.prot (file, line 3)", "did you mean port?"]),
-        ("[server]\ncachestrategy = 1", ["line 2", "unknown setting in [server]"]),
+        (
+            "[server]\ncachestrategy = 1",
+            ["line 2", "unknown setting in [server]", "did you mean mode in [cache_layout]?"],
+        ),
+        ('cacheStrategy = "split"', ["line 1", "outside any table", "did you mean mode in [cache_layout]?"]),
+        ('[engine]\ncache_mode = "split"', ["line 2", "did you mean mode in [cache_layout]?"]),
+        ('[provider]\n[cache]\ncache_mode = "split"', ["line 3", "did you mean mode in [cache]?"]),
+        ("[cache-strategy]\na = 1", ["unknown table [cache-strategy]"]),
         ("[server]\nblock_size = 16", ["line 2", "it belongs in [kv_cache]"]),
         ("port = 1\n", ["port (file, line 1)", "it belongs in [server]"]),
         ("[kv_cach]\nblock_size = 1", ["unknown table [kv_cach]", "it belongs in [kv_cache]"]),
@@ -34,6 +42,10 @@ def problems(text: str | bytes, folder: Path, **environ: str) -> str:
         ("keys = 5", ["written [[keys]]"]),
         ('[keys]\nname = "x"', ["must be a list of tables, each written [[keys]]"]),
         ('[[keys]]\nname="x"\nkey="y"\n[[keys]]\nname="z"\nkeys="y"', ["keys[1].keys (file, line 6)", "key?"]),
+        (
+            '[[keys]]\nnam="x"\n[[keys]]\nname="z"\nkey="y"\nmodels="m"',
+            ["keys[0].nam (file, line 2)", "keys[1].models (file, line 6)"],
+        ),
         ("[provider]\nbase_ur = 1", ["line 2", "did you mean base_url?"]),
         ("[cache.split]\nchunk_size = 1", ["it belongs in [cache]"]),
         ("[cache]\nopenAiBaseUrl = 1", ["cache.openAiBaseUrl (file, line 2)"]),
@@ -51,7 +63,7 @@ def problems(text: str | bytes, folder: Path, **environ: str) -> str:
         ),
     ],
 )
-def test_unknown_names_are_refused_by_line_with_the_nearest_right_one(tmp_path, text, parts):
+def test_cf_05_unknown_names_are_refused_by_line_with_the_nearest_right_one(tmp_path, text, parts):
     message = problems(text, tmp_path)
     assert [part for part in parts if part not in message] == []
 
@@ -106,11 +118,11 @@ def test_every_problem_is_reported_at_once(tmp_path):
         (b"[server]\nmodel = '\xff\xfe'", "line 2"),
     ],
 )
-def test_a_malformed_file_is_refused_at_once(tmp_path, content, part):
+def test_cf_01_cf_03_cf_06_a_malformed_file_is_refused_at_once_by_line(tmp_path, content, part):
     assert part in problems(content, tmp_path)
 
 
-def test_what_is_no_file_is_refused_by_name(tmp_path):
+def test_cf_03_what_is_no_file_is_refused_by_name(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     for path, part in [(tmp_path, "is a directory"), (tmp_path / "none", "does not exist"), (link, "link to a file")]:
@@ -119,8 +131,15 @@ def test_what_is_no_file_is_refused_by_name(tmp_path):
         assert str(path) in str(caught.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_cf_03_a_file_that_fails_while_it_is_read_is_refused():
+    """Whose read fails even for root: nothing is at its beginning."""
+    with pytest.raises(SettingsError, match=r"/proc/self/mem: can't be read: "):
+        load_settings(Path("/proc/self/mem"), environ={})
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_refused(tmp_path):
+def test_cf_03_an_unreadable_file_is_refused(tmp_path):
     path = tmp_path / "file"
     path.write_text("[server]\n")
     path.chmod(0)
@@ -132,3 +151,13 @@ def test_a_file_that_only_holds_comments_says_so(tmp_path):
     path = tmp_path / "file"
     path.write_text("# nothing\n")
     assert "sets nothing" in load_settings(path, environ={}).notices[0]
+
+
+def test_a_table_whose_only_setting_is_refused_is_not_told_what_else_it_lacks(tmp_path):
+    text = '[[keys]]\nmode = "x"\n[[keys]]\nname = "a"\nkey = "k"\nbudget_period = "x"\n'
+    told = problems(text, tmp_path).splitlines()
+    assert [problem.partition(" ")[0] for problem in told] == ["keys[0].mode", "keys[1].budget_period"]
+
+
+def test_a_list_with_a_wrong_item_is_shown(tmp_path):
+    assert "not ['split', 'both']" in problems('[engine]\nmodes = ["split", "both"]\n', tmp_path)

@@ -50,7 +50,7 @@ def test_references_are_replaced_once(text, result):
 
 
 @pytest.mark.parametrize("text", ["${NONE}", "$NONE", "${", "${}", "${A B}", "x${FAKE"])
-def test_references_that_cannot_be_resolved_are_refused(text):
+def test_cf_07_references_that_cannot_be_resolved_are_refused(text):
     with pytest.raises(UnresolvedReference):
         expand(text, {"FAKE": "value"})
 
@@ -66,13 +66,13 @@ def test_references_that_cannot_be_resolved_are_refused(text):
         ('[provider]\napi_key = "$FAKE_UNSET"', "provider.api_key (file, line 2)"),
     ],
 )
-def test_an_unset_variable_names_the_setting(tmp_path, text, setting):
+def test_cf_07_an_unset_variable_names_the_setting(tmp_path, text, setting):
     message = refused(text, tmp_path)
     assert setting in message
     assert "FAKE_UNSET" in message
 
 
-def test_references_resolve_on_every_path(tmp_path):
+def test_cf_07_references_resolve_on_every_path(tmp_path):
     environ = {"HOST_NAME": "h", "PORT": "8123", "KEY": SECRET, "KVGATE_SERVER__MODEL": "${HOST_NAME}-model"}
     text = '[server]\napi_base = "http://${HOST_NAME}/v1"\nport = "$PORT"\nallowed_hosts = ["${HOST_NAME}.lan"]\n'
     loaded = load(text, tmp_path, environ, server__api_key="${KEY}")
@@ -119,7 +119,7 @@ def test_au_01_a_key_unfit_for_a_header_is_refused_without_its_value(tmp_path, i
 
 
 @pytest.mark.parametrize("empty", ["", "  ", "${EMPTY}", "${NONE:-}"])
-def test_an_empty_upstream_key_is_none_and_an_empty_client_key_is_refused(tmp_path, empty):
+def test_cf_07_an_empty_upstream_key_is_none_and_an_empty_client_key_is_refused(tmp_path, empty):
     environ = {"EMPTY": ""}
     loaded = load(f'[server]\napi_base = "http://h"\napi_key = "{empty}"', tmp_path, environ)
     assert loaded.settings.server.api_key is None
@@ -186,6 +186,10 @@ def test_environment_takes_lists_switches_and_tables():
         ("KVGATE_KEYS__0__KEY", "x", "did you mean KVGATE_KEY"),
         ("KVGATE_SERVER__PORT", "0x10", "a whole number, at least 0"),
         ("KVGATE_SERVER__PORT", "-1", "at least 0"),
+        ("KVGATE_SERVER__PORT", "8080.5", "a whole number, at least 0"),
+        ("KVGATE_SERVER__PORT", "١٢", "a whole number, at least 0"),
+        ("KVGATE_LIMITS__MAX_REQUEST_MIB", "-1", "a number, above 0"),
+        ("KVGATE_LIMITS__MAX_REQUEST_MIB", "0x10", "a number, above 0"),
         ("KVGATE_LIMITS__MAX_REQUEST_MIB", "10MB", "a number, above 0"),
         ("KVGATE_CACHE_LAYOUT__MODE", "both", "merged (chunked, colocated) or split"),
         ("KVGATE_KEYS", '[{"nme": "a"}]', "did you mean name?"),
@@ -195,7 +199,7 @@ def test_environment_takes_lists_switches_and_tables():
         ("KVGATE_CACHE_LAYOUT__PREFILL_GPUS", "[0", "not valid JSON"),
     ],
 )
-def test_a_wrong_variable_is_refused_by_name(name, value, part):
+def test_cf_08_a_wrong_variable_is_refused_by_name(name, value, part):
     with pytest.raises(SettingsError) as caught:
         load_settings(None, environ={name: value})
     assert f"{name} (environment)" in str(caught.value)
@@ -203,7 +207,7 @@ def test_a_wrong_variable_is_refused_by_name(name, value, part):
     assert "sk-fake" not in str(caught.value)
 
 
-def test_an_empty_variable_counts_as_not_set():
+def test_cf_08_an_empty_variable_counts_as_not_set():
     loaded = load_settings(None, environ={"KVGATE_SERVER__PORT": ""})
     assert loaded.settings.server.port == 8000
     assert "KVGATE_SERVER__PORT" in loaded.notices[0]

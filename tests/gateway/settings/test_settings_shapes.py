@@ -155,7 +155,7 @@ def test_editor_and_provider_forms_mean_the_same(tmp_path, text):
     [(LAYOUT_FORM, Shape.NATIVE), (CLINE_FLAT, Shape.CLINE), (PROVIDER_FORM, Shape.CC_SWITCH)],
 )
 @pytest.mark.parametrize("change", [lambda t: "\ufeff" + t, lambda t: t.replace("\n", "\r\n"), str.rstrip])
-def test_byte_order_mark_line_ends_and_last_newline_do_not_matter(tmp_path, text, shape, change):
+def test_cf_01_byte_order_mark_line_ends_and_last_newline_do_not_matter(tmp_path, text, shape, change):
     path = tmp_path / "settings"
     path.write_bytes(text.encode())
     plain = load_settings(path, environ={})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core import errors
-from gateway.upstreams.litellm_errors import CUT, gateway_error
+from gateway.upstreams.litellm_sdk.errors import CUT, gateway_error
 
 KEY = "sk-secret-0123456789"
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
-from gateway.upstreams.litellm_request import Provider, arguments
+from gateway.upstreams.litellm_sdk.request import Provider, arguments
 
 HI = [{"role": "user", "content": "hi"}]
 ALIKE = Provider("groq", frozenset({"temperature", "max_tokens", "tools", "n"}), passes_any_field=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.upstreams import cores as module
-from gateway.upstreams.cores import available_cores, bindable_cores, divide
+from gateway.upstreams.engine import cores as module
+from gateway.upstreams.engine.cores import available_cores, bindable_cores, divide
 
 
 @pytest.mark.parametrize(("content", "most"), [("150000 100000\n", 2), ("50000 100000\n", 1), ("max 100000\n", 10_000)])

@@ -20,7 +20,7 @@ from backends.protocol.messages import (
 )
 from gateway.core.errors import InvalidRequest, ModeUnavailable, UpstreamGone
 from gateway.core.types import CacheMode, Started
-from gateway.upstreams.engine_connection import EngineConnection
+from gateway.upstreams.engine.connection import EngineConnection
 from support.engine_upstream import make_request, running_upstream
 
 PROMPT = TextPrompt(text="a")

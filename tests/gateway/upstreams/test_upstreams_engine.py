@@ -23,10 +23,10 @@ from backends.protocol.messages import (
 from gateway.core import types
 from gateway.core.errors import ContextLengthExceeded, InvalidRequest, ModeUnavailable, Overloaded, UpstreamTimeout
 from gateway.core.types import CacheMode, CacheStrategy, Finished, Started, StrategySource, TextDelta
-from gateway.upstreams.availability import TAKER_OF_MODE
-from gateway.upstreams.engine import EngineUpstream
-from gateway.upstreams.engine_messages import ERROR_OF_CODE, events_of, generate_message
-from gateway.upstreams.supervisor import InstanceState
+from gateway.upstreams.engine.availability import TAKER_OF_MODE
+from gateway.upstreams.engine.messages import ERROR_OF_CODE, events_of, generate_message
+from gateway.upstreams.engine.supervisor import InstanceState
+from gateway.upstreams.engine.upstream import EngineUpstream
 from support.engine_upstream import (
     DEADLINE_SECONDS,
     blocks_in_use,

@@ -19,7 +19,7 @@ from gateway.settings.schema import (
     Settings,
     TransferSettings,
 )
-from gateway.upstreams.engine_config import (
+from gateway.upstreams.engine.config import (
     InstancePlan,
     instance_names,
     instance_plans,

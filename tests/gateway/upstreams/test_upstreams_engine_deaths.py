@@ -16,8 +16,8 @@ import pytest
 
 from gateway.core.errors import ModeUnavailable, UpstreamGone
 from gateway.core.types import CacheMode, Started
-from gateway.upstreams.engine import STATS_SECONDS, EngineUpstream
-from gateway.upstreams.supervisor import InstanceState, Policy
+from gateway.upstreams.engine.supervisor import InstanceState, Policy
+from gateway.upstreams.engine.upstream import STATS_SECONDS, EngineUpstream
 from support.engine_upstream import (
     DEADLINE_SECONDS,
     QUICK,
@@ -77,9 +77,54 @@ async def test_while_an_engine_is_being_restarted_its_mode_is_refused_with_the_r
         waiting = lambda: "SIGKILL" in report(upstream, "merged").reason  # noqa: E731
         await asyncio.wait_for(upstream.wait_until(waiting), DEADLINE_SECONDS)
 
-        with pytest.raises(ModeUnavailable, match=r"merged is restarting \(the process was killed by SIGKILL\)"):
+        with pytest.raises(
+            ModeUnavailable, match=r"merged is restarting \(the process was killed by SIGKILL\)"
+        ) as caught:
             await read_text(upstream, make_request(CacheMode.MERGED))
         assert upstream.modes() == (CacheMode.SPLIT,)
+        assert caught.value.is_restarting
+        assert caught.value.retry_after_seconds == max(1.0, report(upstream, "merged").start_seconds or 0.0)
+
+
+@pytest.mark.parametrize("role", ["merged", "decode", "prefill"])
+async def test_a_request_that_failed_with_its_engine_can_wait_until_it_is_back(role: str):
+    async with running_upstream(SLOW) as upstream:
+        request = make_request(MODE_OF_ROLE[role], "again", max_tokens=1)
+        old_pid = kill(upstream, role)
+        down = lambda: MODE_OF_ROLE[role] not in upstream.modes()  # noqa: E731
+        await asyncio.wait_for(upstream.wait_until(down), DEADLINE_SECONDS)
+        with pytest.raises(ModeUnavailable) as caught:
+            await read_text(upstream, request)
+        assert caught.value.is_restarting
+
+        await asyncio.wait_for(upstream.back(request.strategy), DEADLINE_SECONDS)
+        assert report(upstream, role).pid not in (None, old_pid)
+        assert await read_text(upstream, make_request(MODE_OF_ROLE[role], "again", max_tokens=1)) == "again "
+
+
+async def test_an_engine_that_was_never_up_is_starting_and_not_restarting():
+    async with running_upstream("start_delay=60", wait_ready=False) as upstream:
+        for mode in CacheMode:
+            with pytest.raises(ModeUnavailable) as caught:
+                await read_text(upstream, make_request(mode))
+            assert not caught.value.is_restarting
+            assert caught.value.retry_after_seconds == 1.0
+
+
+async def test_waiting_for_an_engine_ends_when_it_is_given_up():
+    policy = Policy(first_restart_seconds=0.01, max_restarts=0)
+    async with running_upstream(SLOW, policy=policy, modes=(CacheMode.MERGED,)) as upstream:
+        request = make_request(CacheMode.MERGED)
+        waiting = asyncio.create_task(upstream.back(request.strategy))
+        kill(upstream, "merged")
+        given_up = lambda: report(upstream, "merged").state is InstanceState.FAILED  # noqa: E731
+        await asyncio.wait_for(upstream.wait_until(given_up), DEADLINE_SECONDS)
+        await asyncio.wait_for(waiting, DEADLINE_SECONDS)
+        await asyncio.wait_for(upstream.back(request.strategy), DEADLINE_SECONDS)
+
+        with pytest.raises(ModeUnavailable) as caught:
+            await read_text(upstream, request)
+        assert not caught.value.is_restarting
 
 
 async def test_a_killed_prefill_side_fails_what_waits_for_it_and_is_paired_again():
@@ -133,6 +178,7 @@ async def test_an_engine_that_keeps_dying_is_given_up_with_the_last_reason():
         with pytest.raises(ModeUnavailable, match=r"merged is failed .*exited with code 70") as caught:
             await read_text(upstream, make_request(CacheMode.MERGED))
         assert caught.value.retry_after_seconds is None
+        assert not caught.value.is_restarting
 
 
 async def test_closing_lets_running_streams_finish_and_leaves_no_process():
@@ -238,7 +284,7 @@ STAND_IN = textwrap.dedent(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_killed_gateway_leaves_no_process_and_no_shared_memory():
+def test_lc_03_a_killed_gateway_leaves_no_process_and_no_shared_memory():
     before = set(Path("/dev/shm").iterdir())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.getcwd()])}
     command = [sys.executable, "-c", STAND_IN]

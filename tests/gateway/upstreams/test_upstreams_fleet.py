@@ -15,8 +15,8 @@ import pytest
 
 from gateway.core.errors import ModeUnavailable, Overloaded, UpstreamGone
 from gateway.core.types import CacheMode, ChatRequest, Started, TextDelta
-from gateway.upstreams.engine import EngineUpstream
-from gateway.upstreams.supervisor import InstanceState, Policy
+from gateway.upstreams.engine.supervisor import InstanceState, Policy
+from gateway.upstreams.engine.upstream import EngineUpstream
 from support.engine_upstream import DEADLINE_SECONDS, make_request, read_text, running_upstream
 from support.stand_in_engine import COMMAND
 

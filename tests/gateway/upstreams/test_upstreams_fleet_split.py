@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from gateway.core.types import CacheMode
-from gateway.upstreams.engine import EngineUpstream
-from gateway.upstreams.supervisor import InstanceState
+from gateway.upstreams.engine.supervisor import InstanceState
+from gateway.upstreams.engine.upstream import EngineUpstream
 from support.engine_upstream import (
     DEADLINE_SECONDS,
     endless,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.upstreams.key_blotter import KeyBlotter
+from gateway.upstreams.http.key_blotter import KeyBlotter
 
 KEY = "sk-abcabd-123"
 TEXT = f"no: {KEY}, sk-abc sk-{KEY}".encode()
@@ -33,3 +33,8 @@ def test_the_beginning_of_a_key_that_does_not_go_on_comes_out_at_the_end():
 @pytest.mark.parametrize("key", ["", "abc"])
 def test_without_a_key_worth_hiding_everything_passes(key):
     assert KeyBlotter(key).feed(b"abcabc") == b"abcabc"
+
+
+def test_the_key_is_replaced_in_a_header_too():
+    assert KeyBlotter(KEY).text(f"id-{KEY}") == "id-***"
+    assert KeyBlotter("abc").text("abcabc") == "abcabc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = "gateway.upstreams.engine, gateway.upstreams.scripted"
+MODULES = "gateway.upstreams.engine.upstream, gateway.upstreams.scripted"
 HEAVY = ("torch", "transformers", "numpy", "backends.core", "backends.engines", "backends.config")
 
 

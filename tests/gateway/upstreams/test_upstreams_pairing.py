@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.upstreams.pairing import Pairing
+from gateway.upstreams.engine.pairing import Pairing
 
 PIDS = (10, 20)
 

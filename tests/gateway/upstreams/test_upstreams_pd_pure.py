@@ -10,17 +10,19 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from yarl import URL
 
 from gateway.core.errors import InvalidRequest, ModeUnavailable, Overloaded, UpstreamError
 from gateway.core.sse_scan import SseScanner
 from gateway.core.types import CacheMode, CacheStrategy, StrategySource
-from gateway.upstreams.pd_admission import Admission
-from gateway.upstreams.pd_answer import PrefillUsage, as_stream, prefill_usage, tidied, tidied_frame
-from gateway.upstreams.pd_bodies import asks_one_token, prefill_fields, split_fields, value
-from gateway.upstreams.pd_choice import choice_request, salted
-from gateway.upstreams.pd_facts import ServerFacts, mismatch, model_facts, mooncake_ranks, sglang_facts
-from gateway.upstreams.pd_figures import PdFigures, read_figures
-from gateway.upstreams.pd_plans import PLANS, Attempt, Sglang, VllmMooncake, VllmPull
+from gateway.upstreams.pd.admission import Admission
+from gateway.upstreams.pd.answer import PrefillUsage, as_stream, prefill_usage, tidied, tidied_frame
+from gateway.upstreams.pd.bodies import asks_one_token, prefill_fields, split_fields, value
+from gateway.upstreams.pd.choice import choice_request, salted
+from gateway.upstreams.pd.facts import ServerFacts, mismatch, model_facts, mooncake_ranks, sglang_facts
+from gateway.upstreams.pd.figures import PdFigures, read_cache_dtype, read_figures
+from gateway.upstreams.pd.plans import PLANS, Attempt, LlmD, Sglang, VllmMooncake, VllmPull
+from gateway.upstreams.pd.probe import _addresses
 
 
 def fields(**said: object) -> dict[str, object]:
@@ -69,6 +71,13 @@ def test_a_batch_for_sglang_has_a_room_for_each_prompt():
     assert leg.fields["bootstrap_host"] == ["p.example"] * 2
     assert [len(rid) for rid in leg.fields["rid"]] == [36, 36]
     assert "bootstrap_room" in Sglang().decode(fields(prompt=[1, 2]), attempt()).fields  # token ids are one prompt
+
+
+def test_an_ipv6_address_has_brackets_wherever_servers_put_a_port_behind_it():
+    at = attempt(prefill_host="::1")
+    assert Sglang().prefill(fields(), at).fields["bootstrap_host"] == "[::1]"
+    assert Sglang().prefill(fields(prompt=["a", "b"]), at).fields["bootstrap_host"] == ["[::1]"] * 2
+    assert LlmD().decode(fields(), at).own_headers == {"x-prefiller-host-port": "[::1]:8000"}
 
 
 @pytest.mark.parametrize("engine", [name for name in PLANS if name not in ("sglang", "store")])
@@ -152,7 +161,20 @@ def test_a_whole_answer_becomes_the_stream_that_was_asked_for():
     assert (usage["choices"], usage["usage"], data[2]) == ([], {"prompt_tokens": 1}, b"[DONE]")
 
 
+def test_a_tool_call_of_a_whole_answer_says_in_the_stream_which_one_it_is():
+    message = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    body = json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
+    first = SseScanner().feed(as_stream(body, is_chat=True, include_usage=False))[0]
+    delta = json.loads(first.data or b"")["choices"][0]["delta"]
+    assert delta["tool_calls"] == [{"index": 0, "id": "a"}, {"index": 1, "id": "b"}]
+
+
 # -------------------------------------------------------------------------------------------------------------- facts
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"])
+async def test_every_name_of_this_host_is_one_address(host):
+    assert await _addresses(URL(f"http://{host}:8000/a/")) == {("loopback", 8000, "/a")}
 
 
 def test_servers_that_say_nothing_are_not_refused():
@@ -160,9 +182,43 @@ def test_servers_that_say_nothing_are_not_refused():
 
 
 def test_two_names_of_one_address_are_one_server():
-    one = ServerFacts(addresses=frozenset({("10.0.0.1", 8000)}))
-    two = ServerFacts(addresses=frozenset({("10.0.0.1", 8000), ("10.0.0.2", 8000)}))
+    one = ServerFacts(addresses=frozenset({("10.0.0.1", 8000, "")}))
+    two = ServerFacts(addresses=frozenset({("10.0.0.1", 8000, ""), ("10.0.0.2", 8000, "")}))
+    other_path = ServerFacts(addresses=frozenset({("10.0.0.1", 8000, "/decode")}))
     assert "same server" in (mismatch("vllm", one, two) or "")
+    assert mismatch("vllm", one, other_path) is None
+
+
+def test_host_names_that_lead_to_one_proxy_are_two_servers_if_their_births_or_sides_differ():
+    place = frozenset({("10.0.0.1", 443, "")})
+    births = [ServerFacts(addresses=place, birth=(1.0, i)) for i in (1.0, 2.0)]
+    sides = [ServerFacts(addresses=place, mode=mode) for mode in ("prefill", "decode")]
+    assert mismatch("vllm", *births) is None
+    assert mismatch("sglang", *sides) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode", "is_refused"),
+    [
+        ("vllm", "auto", "auto", False),
+        ("vllm", "auto", "bfloat16", True),  # vLLM itself compares the words
+        ("vllm", "fp8", None, False),
+        ("sglang", "auto", "bfloat16", False),
+        ("sglang", "bfloat16", "float16", True),
+        ("sglang", "auto", "fp8_e4m3", True),
+    ],
+)
+def test_kv_dtypes_are_compared_as_the_engines_do(engine, prefill, decode, is_refused):
+    problem = mismatch(engine, ServerFacts(kv_dtype=prefill), ServerFacts(kv_dtype=decode))
+    assert (problem is not None) is is_refused
+    assert problem is None or problem == f"KV dtype: prefill has {prefill}, decode has {decode}; they must be equal"
+
+
+def test_vllms_kv_dtype_is_read_off_its_metrics():
+    line = 'vllm:cache_config_info{block_size="16",mamba_cache_dtype="x",cache_dtype="fp8_e4m3",engine=""} 1.0'
+    assert read_cache_dtype(f"# HELP vllm:cache_config_info x\na 1\n{line}\n") == "fp8_e4m3"
+    assert read_cache_dtype('vllm:cache_config_info{cache_dtype="auto"} 1.0') == "auto"
+    assert read_cache_dtype('vllm:cache_config_info{mamba_cache_dtype="x"} 1.0\nother{cache_dtype="y"} 1') is None
 
 
 @pytest.mark.parametrize("said", [None, [], {"data": 5}, {"data": [{"id": 5}, "x"]}, "text"])
@@ -221,7 +277,7 @@ def any_of(*names: str) -> Callable[[Callable[[str], bool]], str | None]:
 
 
 def admission(**changed: float) -> Admission:
-    return Admission(**{"max_running": 1, "max_waiting": 2, "timeout_seconds": 5.0, **changed})  # type: ignore[arg-type]
+    return Admission("decode", **{"max_running": 1, "max_waiting": 2, "timeout_seconds": 5.0, **changed})  # type: ignore[arg-type]
 
 
 async def test_places_go_to_those_who_wait_in_order():
@@ -242,6 +298,29 @@ async def test_places_go_to_those_who_wait_in_order():
     first.release()  # does nothing more
     await asyncio.gather(*waiting)
     assert (order, doors.num_running("a"), doors.num_waiting) == (["one", "two"], 0, 0)
+
+
+async def test_who_waits_for_one_server_holds_up_nobody_and_is_not_overtaken_there():
+    doors, order = admission(max_waiting=9), []
+    slots = {name: await doors.enter(any_of(name)) for name in ("a", "b")}
+
+    async def wait(who: str, *names: str) -> None:
+        slot = await doors.enter(any_of(*names), is_particular=len(names) == 1)
+        order.append((who, slot.name))
+
+    wishes = (("pinned", "b"), ("any", "a", "b"), ("pinned too", "b"))
+    waiting = [asyncio.create_task(wait(*wish)) for wish in wishes]
+    await asyncio.sleep(0)
+    slots["a"].release()
+    await waiting[1]
+    slots["b"].release()
+    await waiting[0]
+    assert (order, doors.num_waiting) == ([("any", "a"), ("pinned", "b")], 1)
+    doors.give_back("a")
+    assert (await doors.enter(any_of("b", "a"))).name == "a"  # the one who waits could not have it
+    doors.give_back("b")
+    await waiting[2]
+    assert order[2:] == [("pinned too", "b")]
 
 
 async def test_whoever_leaves_just_as_a_place_comes_gives_it_on():

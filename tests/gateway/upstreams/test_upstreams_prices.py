@@ -9,8 +9,8 @@ import pytest
 from backends.protocol.messages import Usage
 from gateway.core.types import Route
 from gateway.settings.schema import ServerSettings, Settings, TargetSettings
-from gateway.upstreams.price_book import PriceBook
-from gateway.upstreams.prices import Prices, cost_usd, shipped_table
+from gateway.upstreams.litellm_sdk.price_book import PriceBook
+from gateway.upstreams.litellm_sdk.prices import Prices, cost_usd, shipped_table
 
 TABLE = {
     "gpt-x": {

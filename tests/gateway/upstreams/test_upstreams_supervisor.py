@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.protocol.messages import EngineInfo
-from gateway.upstreams.supervisor import (
+from gateway.upstreams.engine.supervisor import (
     CameUp,
     CouldNotStart,
     Effect,

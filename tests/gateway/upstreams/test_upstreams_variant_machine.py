@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.types import CacheMode
-from gateway.upstreams.variant_machine import (
-    SHUTTING_DOWN,
+from gateway.upstreams.engine.variant_events import (
     Ask,
     Broke,
     CameUp,
@@ -25,10 +24,8 @@ from gateway.upstreams.variant_machine import (
     StopVariant,
     Tick,
     VariantKey,
-    VariantMachine,
-    VariantPolicy,
-    VariantState,
 )
+from gateway.upstreams.engine.variant_machine import SHUTTING_DOWN, VariantMachine, VariantPolicy, VariantState
 
 INT8 = VariantKey(CacheMode.MERGED, "int8")
 FP16 = VariantKey(CacheMode.MERGED, "fp16")

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.core.errors import InvalidRequest, ModeUnavailable, Overloaded, UpstreamGone
 from gateway.core.types import CacheMode, CacheStrategy, Started, StrategySource
-from gateway.upstreams.engine import EngineUpstream
-from gateway.upstreams.supervisor import InstanceState, Policy
-from gateway.upstreams.variants import VariantReport
+from gateway.upstreams.engine.supervisor import InstanceState, Policy
+from gateway.upstreams.engine.upstream import EngineUpstream
+from gateway.upstreams.engine.variants import VariantReport
 from support.engine_upstream import (
     DEADLINE_SECONDS,
     endless,

@@ -69,12 +69,13 @@ async def pair(
     changed: dict[str, dict[str, Any]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Pair]:
-    """Servers and the gateway. `changed` sets facts of a side's servers before anyone asks them."""
+    """Servers and the gateway. `changed` sets facts of a side's servers, or of one, before anyone asks them."""
     world = World()
     async with AsyncExitStack() as stack:
         sides: dict[str, list[PdServer]] = {}
         for side, number in (("prefill", num_prefill), ("decode", num_decode), ("merged", num_merged)):
-            servers = [PdServer(KINDS[engine], side, world, **(changed or {}).get(side, {})) for _ in range(number)]
+            told = [{**(changed or {}).get(side, {}), **(changed or {}).get(f"{side}-{i}", {})} for i in range(number)]
+            servers = [PdServer(**{"engine": KINDS[engine], "side": side, "world": world, **facts}) for facts in told]
             sides[side] = [await stack.enter_async_context(listening(server)) for server in servers]
         urls = {side: tuple(server.url for server in servers) for side, servers in sides.items()}
         if engine == "vllm-mooncake":
@@ -90,6 +91,15 @@ async def pair(
 def said(answer: Answer) -> str:
     choice = answer.json()["choices"][0]
     return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+async def until_checked(it: Pair) -> list[dict[str, Any]]:
+    """Who belongs to whom, once every pair was looked at; no request is needed for it."""
+    async with asyncio.timeout(10):
+        while not all(found["checked"] for found in (await it.state())["pairs"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    pairs: list[dict[str, Any]] = (await it.state())["pairs"]
+    return pairs
 
 
 async def until_state(it: Pair, name: str, state: str) -> None:

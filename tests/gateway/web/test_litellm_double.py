@@ -15,7 +15,7 @@ import pytest
 from web_support import running, until
 
 from gateway.settings.schema import RetrySettings, Settings, TargetSettings, TimeoutSettings
-from gateway.upstreams.litellm_library import Library
+from gateway.upstreams.litellm_sdk.library import Library
 
 KEY = "sk-provider-secret-0123456789"
 ONCE = RetrySettings(max_attempts=1)
@@ -268,7 +268,7 @@ def test_the_gateway_itself_does_not_import_it():
 
 
 def test_its_loggers_reach_nobody():
-    from gateway.upstreams.litellm_library import silence
+    from gateway.upstreams.litellm_sdk.library import silence
 
     logger = logging.getLogger("tests.litellm.double")
     heard: list[logging.LogRecord] = []

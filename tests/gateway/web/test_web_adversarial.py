@@ -28,11 +28,11 @@ from web_support import (
     upstream_settings,
 )
 
+from gateway.core.codings import zstd
 from gateway.settings.schema import RetrySettings, Settings, TargetSettings, TimeoutSettings
 from gateway.upstreams.base import RawRequest
-from gateway.upstreams.content_coding import zstd
-from gateway.upstreams.http_clients import HttpClients
-from gateway.upstreams.openai_http import OpenAIHttpUpstream
+from gateway.upstreams.http.clients import HttpClients
+from gateway.upstreams.http.openai_http import OpenAIHttpUpstream
 
 ONCE = RetrySettings(max_attempts=1)
 FAST = RetrySettings(first_delay_seconds=0.0)
@@ -114,6 +114,12 @@ async def test_st_10_an_answer_in_one_piece_cut_at_any_byte_is_an_error(framing)
         for _ in cuts:
             answer = await gateway.chat(model="m")
             assert (answer.status, outcome_of(gateway, answer)) == (502, "error")
+
+
+async def test_st_10_a_cut_answer_nested_too_deeply_to_be_read_is_an_error():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+    answer, _, _ = await ask(head + b'{"a":' * 100_000, stream=False)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_gone")
 
 
 def in_turn(scripts):

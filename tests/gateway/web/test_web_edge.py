@@ -86,6 +86,15 @@ async def test_ht_14_an_unknown_path_is_a_404_in_json(path):
     assert answer.error["message"]
 
 
+@pytest.mark.parametrize(("mode", "is_told"), [("pd", True), ("Split", True), ("splt", False), ("v2", False)])
+async def test_a_path_with_another_spelling_of_a_mode_is_told_the_right_one(mode, is_told):
+    async with running(local_settings(), ScriptedUpstream()) as gateway:
+        answer = await gateway.post(f"/{mode}/v1/chat/completions", BODY)
+
+    assert answer.status == 404
+    assert ("begins with /merged or /split" in answer.error["message"]) is is_told
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [("PUT", "/v1/chat/completions", "POST"), ("GET", "/v1/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"),

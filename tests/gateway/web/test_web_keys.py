@@ -19,8 +19,10 @@ from web_support import (
     upstream_settings,
 )
 
-from gateway.settings.schema import KeySettings, TargetSettings
-from gateway.upstreams.scripted import ScriptedUpstream
+from gateway.core.errors import ModeUnavailable
+from gateway.core.types import CacheMode
+from gateway.settings.schema import KeySettings, RetrySettings, TargetSettings
+from gateway.upstreams.scripted import ScriptedUpstream, words
 
 GOOD = sse_answer(ROLE, chunk("a"), chunk(finish="stop"), USAGE, DONE)
 HEADERS = {"Authorization": "Bearer sk-a"}
@@ -127,6 +129,19 @@ async def test_a_key_sees_the_models_that_it_may_use():
     assert [entry["id"] for entry in theirs] == ["a1", "a2", "b1"]
 
 
+async def test_a_key_is_not_told_of_models_that_it_may_not_use():
+    target = TargetSettings(name="t", base_url="http://127.0.0.1:9", models=("a1", "b1"))
+    other = TargetSettings(name="u", base_url="http://127.0.0.1:9", models=("a2", "b2"))
+    async with running(
+        local_settings(keys=keys(models=("a*",)), targets=(target, other)), ScriptedUpstream()
+    ) as gateway:
+        mine = await gateway.chat(model="a9", headers=HEADERS)
+        theirs = await gateway.chat(model="a9", headers=OTHER)
+    assert (mine.status, theirs.status) == (404, 404)
+    assert "Available: a1, a2." in mine.error["message"]
+    assert "b1" in theirs.error["message"]
+
+
 async def test_a_mode_that_the_key_may_not_use_is_a_403():
     settings = local_settings(keys=keys(modes=("merged",)))
     async with running(settings, ScriptedUpstream()) as gateway:
@@ -135,6 +150,19 @@ async def test_a_mode_that_the_key_may_not_use_is_a_403():
     assert (refused.status, refused.error["code"]) == (403, "key_not_allowed")
     assert "It may use: merged" in refused.error["message"]
     assert allowed.status == 200
+
+
+async def test_merged_does_not_stand_in_for_split_where_the_key_may_not_use_it():
+    def script(request):
+        return [ModeUnavailable("starting")] if request.strategy.mode is CacheMode.SPLIT else words("hi")
+
+    two = (KeySettings(key="sk-a", name="a", modes=("split",), mode="split"), KeySettings(key="sk-b", name="b"))
+    settings = local_settings(keys=two, retry=RetrySettings(merged_for_split=True))
+    async with running(settings, ScriptedUpstream(script)) as gateway:
+        held = await gateway.chat(model="scripted:split", headers=HEADERS)
+        free = await gateway.chat(model="scripted:split", headers=OTHER)
+    assert (held.status, held.headers["X-Cache-Mode"]) == (503, "split")
+    assert (free.status, free.headers["X-Cache-Mode"]) == (200, "merged")
 
 
 async def test_a_spent_budget_is_an_insufficient_quota_that_is_not_tried_again():

@@ -9,9 +9,9 @@ from web_support import local_settings, running
 
 from backends.protocol.messages import EngineStats
 from gateway.settings.schema import CacheLayoutSettings
-from gateway.upstreams.pairs import PairReport
+from gateway.upstreams.engine.pairs import PairReport
+from gateway.upstreams.engine.supervisor import InstanceReport, InstanceState
 from gateway.upstreams.scripted import ScriptedUpstream
-from gateway.upstreams.supervisor import InstanceReport, InstanceState
 
 NAMES = ("prefill", "decode-0", "decode-1")
 

@@ -410,7 +410,9 @@ async def test_a_request_that_takes_too_long_ends_and_is_aborted(stream):
     async with running(local_settings(request=RequestSettings(timeout_seconds=0.05)), engine) as gateway:
         answer = await gateway.chat(stream=stream)
         await until(lambda: engine.aborted)
+        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
 
+    assert (record["outcome"], [tried["outcome"] for tried in record["attempts"]]) == ("timeout", ["timeout"])
     if stream:
         assert json.loads(answer.data()[-1])["error"]["code"] == "upstream_timeout"
         assert not answer.done
@@ -478,7 +480,7 @@ async def test_timings_come_before_done_and_in_the_record():
     assert overlap == pytest.approx(0.75)
 
 
-async def test_mt_01_and_st_27_held_back_text_is_not_the_first_token():
+async def test_mt_01_held_back_text_is_not_the_first_token():
     go, held = asyncio.Event(), 0.05
     usage = Usage(prompt_tokens=1, completion_tokens=2)
     script = [

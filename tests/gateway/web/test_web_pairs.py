@@ -22,14 +22,13 @@ from support.pd_servers import TEXT
         ("vllm", {"model": "other"}, "models: prefill has m, decode has other"),
         ("sglang", {"page_size": 64}, "page size: prefill has 16, decode has 64"),
         ("sglang", {"kv_dtype": "fp8_e4m3"}, "KV dtype: prefill has auto, decode has fp8_e4m3"),
+        ("vllm", {"kv_dtype": "fp8_e5m2"}, "KV dtype: prefill has auto, decode has fp8_e5m2"),
         ("sglang", {"side": "prefill"}, "disaggregation mode prefill, which must be decode"),
         ("vllm", {"engine": "sglang"}, "the decode server is SGLang"),
     ],
 )
 async def test_servers_that_do_not_fit_are_refused_with_both_values(engine, facts, words):
-    async with pair(engine) as it:
-        for name, value in facts.items():
-            setattr(it.d, name, value)
+    async with pair(engine, changed={"decode": facts}) as it:
         answer = await it.ask(model=it.d.model)
         assert (answer.status, answer.error["code"]) == (503, "mode_unavailable")
         assert words in answer.error["message"]
@@ -52,11 +51,22 @@ async def test_pd_13_the_protocol_that_is_set_is_checked_against_the_servers():
 
 
 async def test_a_prefill_server_that_does_not_fit_is_passed_over_for_one_that_does():
-    async with pair("vllm", num_prefill=2) as it:
-        it.prefill[0].version = "0.1.0"
+    async with pair("vllm", num_prefill=2, changed={"prefill-0": {"version": "0.1.0"}}) as it:
         for i in range(4):
             answer = await it.ask(messages=[{"role": "user", "content": str(i)}])
             assert answer.headers["X-Cache-Instance"] == "prefill-1 + decode-0"
+
+
+async def test_a_decode_server_that_fits_no_prefill_server_is_passed_over_for_one_that_does():
+    async with pair("vllm", num_decode=2, changed={"decode-0": {"version": "0.1.0"}}) as it:
+        for i in range(4):
+            answer = await it.ask(messages=[{"role": "user", "content": str(i)}])
+            assert (answer.status, answer.headers.get("X-Cache-Instance")) == (200, "prefill-0 + decode-1")
+        chosen = await it.ask(cacheStrategy={"mode": "split", "decodeEndpoint": it.d.url})
+        assert (chosen.status, "decode has 0.1.0" in chosen.error["message"]) == (503, True)
+    async with pair("vllm", num_decode=2, changed={"decode": {"version": "0.1.0"}}) as it:
+        answer = await it.ask()
+        assert (answer.status, "decode has 0.1.0" in answer.error["message"]) == (503, True)
 
 
 async def test_one_process_behind_two_addresses_is_no_pair():
@@ -97,6 +107,14 @@ async def test_a_request_may_choose_among_the_servers_of_the_settings():
             answer = await it.ask(cacheStrategy={"mode": "split", **chosen})
             assert answer.headers["X-Cache-Instance"] == "prefill-1 + decode-1"
         assert "cacheStrategy" not in it.prefill[1].got[0].body
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/", "/v1/chat/completions"])
+async def test_a_server_may_be_chosen_by_any_spelling_of_its_base_url(ending):
+    async with pair("vllm", num_prefill=2) as it:
+        url = it.prefill[1].url.replace("http", "HTTP") + ending
+        answer = await it.ask(cacheStrategy={"mode": "split", "prefillEndpoint": url})
+        assert (answer.status, answer.headers.get("X-Cache-Instance")) == (200, "prefill-1 + decode-0")
 
 
 @pytest.mark.parametrize("name", ["prefillEndpoint", "decodeEndpoint"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from pairs_support import CHAT, SPLIT, WHOLE, pair, said, until_state
+from pairs_support import CHAT, SPLIT, WHOLE, Pair, pair, said, until_state
 from web_support import running, until
 
-from gateway.settings.schema import PairSettings, RetrySettings, Settings
+from gateway.core.types import CacheMode
+from gateway.settings.schema import CacheLayoutSettings, PairSettings, RetrySettings, Settings
+from support.pd_servers import PdServer, listening
 
 # ------------------------------------------------------------------------------------------------------------- failures
 
@@ -40,9 +43,16 @@ async def test_pd_01_a_hanging_prefill_has_a_deadline_of_ours():
 
 
 async def test_pd_01_a_failing_decode_ends_the_prefill():
+    reached = asyncio.Event()
+
+    def pause(where: str) -> asyncio.Event:
+        reached.set()
+        return asyncio.Event()
+
     async with pair("sglang") as it:
-        it.p.pause = lambda where: asyncio.Event()
-        it.d.fails = lambda got: 500
+        it.p.pause = pause
+        it.d.pause = lambda where: reached if where == "start" else None
+        it.d._sglang_decode = lambda got: refused()  # type: ignore[method-assign]
         answer = await it.ask()
         assert (answer.status, "decode-0 answered 500" in answer.error["message"]) == (502, True)
         await until(lambda: it.p.num_gone == 1, "prefill was left")
@@ -182,6 +192,52 @@ async def test_no_server_at_all_is_said_with_a_time_to_come_back():
             while (answer := await gateway.post("/v1/chat/completions", CHAT, headers=SPLIT)).status != 503:
                 assert answer.status == 502
         assert int(answer.headers["Retry-After"]) >= 1
+
+
+async def test_one_token_needs_no_decode_server_not_even_for_the_next_try():
+    async with pair("vllm") as it, AsyncExitStack() as stack:
+        it.d.is_healthy = False
+        gone = await stack.enter_async_context(listening(PdServer("vllm", "prefill")))
+        urls = (gone.url, it.p.url)
+        settings = Settings(
+            pairs=(PairSettings(name="pair", engine="vllm", prefill=urls, decode=(it.d.url,)),),
+            retry=RetrySettings(max_attempts=1),
+        )
+        async with running(settings) as gateway:
+            other = Pair(gateway, [], [], [])
+            await until_state(other, "prefill-1", "up")
+            await until_state(other, "decode-0", "down")
+            await stack.aclose()
+            for i in range(4):
+                answer = await other.ask(max_tokens=1, messages=[{"role": "user", "content": str(i)}])
+                assert (answer.status, answer.headers.get("X-Cache-Instance")) == (200, "prefill-1")
+
+
+async def test_models_are_known_while_only_prefill_servers_are_up():
+    async with pair("vllm") as it:
+        it.d.is_healthy = False
+        await until_state(it, "decode-0", "down")
+        answer = await it.ask()
+        assert (answer.status, answer.error["message"]) == (503, "No decode server of target 'pair' is up.")
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_ready_says_whether_the_default_mode_has_servers(side):
+    async with pair("vllm", num_merged=1) as it:
+        urls = {s: tuple(server.url for server in getattr(it, s)) for s in ("prefill", "decode", "merged")}
+        layout = CacheLayoutSettings(mode=CacheMode.SPLIT)
+        settings = Settings(cache_layout=layout, pairs=(PairSettings(name="pair", engine="vllm", **urls),))
+        async with running(settings) as gateway:
+
+            async def ready() -> tuple[int, bool]:
+                answer = await gateway.get("/ready")
+                return answer.status, answer.json()["ready"]
+
+            assert await ready() == (200, True)
+            getattr(it, side)[0].is_healthy = False
+            async with asyncio.timeout(20):
+                while await ready() != (503, False):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
 
 
 # -------------------------------------------------------------------------------------------------------- client leaves

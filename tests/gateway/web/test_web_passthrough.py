@@ -7,6 +7,7 @@ import gzip
 import json
 
 import pytest
+from multidict import CIMultiDict
 from web_support import (
     DONE,
     ROLE,
@@ -173,11 +174,38 @@ async def test_st_10_a_body_shorter_than_announced_is_a_failure():
     assert (answer.status, answer.error["code"]) == (502, "upstream_gone")
 
 
-async def test_a_connection_that_breaks_after_the_finish_reason_costs_nothing():
-    answer, record, _ = await streamed(chunk("a"), chunk(finish="length"), Reset())
+@pytest.mark.parametrize("end", [Reset(), Hold()], ids=["breaks", "falls-silent"])
+async def test_a_connection_that_ends_badly_after_the_finish_reason_costs_nothing(end):
+    def impatient(url):
+        return upstream_settings(url, timeouts=TimeoutSettings(idle_seconds=0.1))
+
+    answer, record, _ = await streamed(chunk("a"), chunk(finish="length"), end, settings=impatient)
 
     assert answer.done
     assert record["outcome"] == "ok"
+
+
+def of_choice(index: int, content: str = "", finish: str | None = None) -> bytes:
+    choice = {"index": index, "delta": {"content": content}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("num_asked", "steps", "last"),
+    [
+        (2, (of_choice(0, "a"), of_choice(1, "b"), of_choice(0, finish="stop")), 1),
+        (2, (of_choice(1, "b", "stop"), of_choice(0, "a")), 0),
+        (2, (of_choice(0, "a", "stop"),), 1),
+        (1, (of_choice(0, "a"), of_choice(1, "b"), of_choice(0, finish="stop")), 1),
+    ],
+    ids=["first-ended", "second-ended", "second-not-begun", "more-than-asked"],
+)
+async def test_st_10_an_answer_is_whole_only_when_each_of_its_choices_has_ended(num_asked, steps, last):
+    cut, record, _ = await streamed(*steps, Reset(), n=num_asked)
+    whole, _, _ = await streamed(*steps, of_choice(last, finish="length"), Reset(), n=num_asked)
+
+    assert (cut.done, record["outcome"]) == (False, "error")
+    assert whole.done
 
 
 @pytest.mark.parametrize("code", [429, "429"])
@@ -200,6 +228,24 @@ async def test_st_29_an_error_frame_after_text_passes_as_it_is_and_ends_the_stre
 
 
 # ------------------------------------------------------------------------------------------------------ error answers
+
+
+async def test_st_10_an_engine_that_gives_up_is_no_good_end_though_its_stream_is_whole():
+    answer, record, _ = await streamed(ROLE, chunk("a"), chunk(finish="error"), DONE)
+
+    assert json.loads(answer.data()[-1])["error"]["type"] == "upstream_error"
+    assert b'"content": "a"' in answer.body
+    assert not answer.done
+    assert record["outcome"] == "error"
+
+
+async def test_st_10_an_engine_that_gives_up_is_no_good_answer_in_one_piece():
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "error"}
+    body = json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+    async with fake_upstream(http_answer(body)) as upstream, running(upstream_settings(upstream.url)) as gateway:
+        answer = await gateway.chat(model="m")
+
+    assert (answer.status, answer.error["type"]) == (502, "upstream_error")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -230,6 +276,21 @@ async def test_st_13_an_error_that_is_no_json_is_wrapped(body, kind):
     assert answer.error["type"] == "authentication_error"
     assert "<html>" not in answer.error["message"]
     assert "401" in answer.error["message"]
+
+
+@pytest.mark.parametrize(("status", "is_told"), [(401, True), (403, True), (400, False)])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_an_upstream_that_refuses_its_key_is_not_taken_for_this_gateway(path, status, is_told):
+    async with (
+        fake_upstream(http_answer(b'{"error":{"message":"no"}}', status=f"{status} No")) as upstream,
+        running(upstream_settings(upstream.url)) as gateway,
+    ):
+        body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+        answer = await gateway.post(path, body)
+
+    assert answer.status == status
+    notice = f"the {status} is upstream's and not this gateway's: check the key"
+    assert (notice in answer.headers.get("X-Kvgate-Notice", "")) is is_told
 
 
 async def test_an_upstream_that_is_not_there_is_a_502_that_names_it():
@@ -422,7 +483,7 @@ async def test_a_route_renames_the_model():
     assert "nice" in [entry["id"] for entry in listed]
 
 
-async def test_au_06_only_the_configured_key_and_harmless_headers_reach_the_upstream():
+async def test_au_06_ht_03_only_the_configured_key_and_harmless_headers_reach_the_upstream():
     headers = {
         "Authorization": "Bearer gateway-key", "x-api-key": "gateway-key", "Cookie": "a=b", "X-Secret": "1",
         "Proxy-Authorization": "Basic x", "OpenAI-Organization": "org", "User-Agent": "client/1",
@@ -532,12 +593,41 @@ async def test_ht_12_loopback_is_never_proxied(monkeypatch):
             assert (await gateway.chat(model="m")).error["code"] == "upstream_unreachable"
 
 
-async def test_a_request_that_comes_back_to_the_gateway_is_refused():
+@pytest.mark.parametrize("name", ["X-Kvgate-Hop", "x-kvgate-hop"])
+async def test_a_request_that_comes_back_to_the_gateway_is_refused(name):
+    """Also by way of proxies that spell headers anew and put them in several lines."""
     async with fake_upstream(PLAIN) as upstream, running(upstream_settings(upstream.url)) as gateway:
         await gateway.chat(model="m")
-        answer = await gateway.chat(model="m", headers={"X-Kvgate-Hop": upstream.seen[0].header("X-Kvgate-Hop")})
+        headers = CIMultiDict([(name, upstream.seen[0].header("X-Kvgate-Hop")), (name, "of-another")])
+        async with gateway.session.post(
+            f"{gateway.url}/v1/completions", json={"model": "m"}, headers=headers
+        ) as answer:
+            error = (await answer.json())["error"]
 
-    assert (answer.status, answer.error["code"]) == (508, "loop_detected")
+    assert (answer.status, error["code"]) == (508, "loop_detected")
+
+
+async def test_a_stream_is_known_by_its_type_however_that_is_spelt():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream ; Charset=UTF-8\r\nConnection: close\r\n\r\n"
+    async with fake_upstream([head, GOOD, DONE]) as upstream, running(upstream_settings(upstream.url)) as gateway:
+        answer = await gateway.chat(model="m", stream=True)
+        translated = await gateway.post("/v1/responses", {"model": "m", "input": "hi", "stream": True})
+
+    assert (answer.text(), answer.done) == ("平台", True)
+    assert b"response.completed" in translated.body
+
+
+async def test_au_03_the_key_is_in_no_header_either_though_the_upstream_repeats_it_there():
+    secret = "sk-fake-0000"
+    script = http_answer(json.dumps(WHOLE).encode(), extra=f"OpenAI-Echo: {secret}\r\nX-Request-Id: of-{secret}\r\n")
+    async with (
+        fake_upstream(script) as upstream,
+        running(upstream_settings(upstream.url, server={"api_key": secret})) as gateway,
+    ):
+        answer = await gateway.chat(model="m")
+
+    assert answer.headers["OpenAI-Echo"] == "***"
+    assert secret not in str(answer.headers)
 
 
 async def test_a_stream_request_that_is_answered_whole_passes_whole():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from web_support import (
     DONE,
@@ -197,7 +198,7 @@ async def test_an_error_that_nobody_foresaw_leaves_the_old_ones_in_force():
     assert state["problems"]
 
 
-async def test_what_needs_a_restart_is_named_and_left_as_it_is():
+async def test_what_needs_a_restart_is_named_and_left_as_it_is(caplog):
     async with fake_upstream(answering("a")) as upstream:
         settings = Settings(targets=(target(upstream),))
         async with reloadable(settings) as (gateway, reload, _):
@@ -209,6 +210,7 @@ async def test_what_needs_a_restart_is_named_and_left_as_it_is():
     assert answer.text() == "a"
     assert ready["settings"]["needs_restart"] == ["server.port"]
     assert any("after a restart: server.port" in notice for notice in ready["notices"])
+    assert "these changes take effect after a restart: server.port" in caplog.text
     assert in_force.server == ServerSettings(model="m")
 
 
@@ -216,13 +218,15 @@ async def test_problems_do_not_tell_where_the_file_is(tmp_path):
     path = tmp_path / "kvgate.toml"
     settings = Settings(targets=(TargetSettings(name="t", base_url="http://127.0.0.1:9"),))
     written = Written(settings)
-    loaded = LoadedSettings(settings, (), path, Shape.NATIVE, (tmp_path / "a.key",))
+    loaded = LoadedSettings(settings, (), path, Shape.NATIVE, {path: None, tmp_path / "a.key": None})
+    missing = Path("/etc/keys/b.key")
     async with running(settings, source=Source(loaded, written.load)) as gateway:
-        written.now = SettingsError([f"{path}: the settings file does not exist", f"{tmp_path}/a.key: is empty"])
+        problems = [f"{path}: the settings file does not exist", f"{tmp_path}/a.key: is empty", f"{missing}: is empty"]
+        written.now = SettingsError(problems, {missing: None})
         gateway.app[RELOADER].ask()
         await until(lambda: gateway.app[RELOADER].state.problems)
         problems = (await gateway.get("/ready")).json()["settings"]["problems"]
-    assert problems == ["kvgate.toml: the settings file does not exist", "a.key: is empty"]
+    assert problems == ["kvgate.toml: the settings file does not exist", "a.key: is empty", "b.key: is empty"]
 
 
 async def test_many_reloads_leave_nothing_behind():
