@@ -28,10 +28,11 @@ from gateway.upstreams.litellm_sdk.library import Library
 from gateway.upstreams.litellm_sdk.price_book import PriceBook
 from gateway.upstreams.litellm_sdk.prices import Prices, shipped_table
 from gateway.web.generation import Generation, InForce
-from gateway.web.keys import ENGINE, IN_FORCE, METRICS, RECORDS, RELOADER, STARTED_AT
+from gateway.web.keys import ENGINE, IN_FORCE, METRICS, RECORDS, RELOADER, STARTED_AT, TURNS
 from gateway.web.middlewares import add_ids, errors_as_json, request_id
 from gateway.web.refusals import JsonRunner
 from gateway.web.routes import dispatch
+from gateway.web.turns import TurnLimit
 
 # What clients go on with by an id: as many conversations, and as many bytes of them, as are worth keeping in memory.
 MAX_CONVERSATIONS = 1000
@@ -59,6 +60,7 @@ def build_app(
     app[METRICS] = Metrics()
     app[RECORDS] = RecordStore(settings.limits.max_records)
     app[STARTED_AT] = int(time.time())
+    app[TURNS] = TurnLimit()
     if engine is not None:
         app[ENGINE] = engine
     elif (own := settings.effective_engine()) is not None:

@@ -100,7 +100,7 @@ class Metrics:
         )
         self.loop_lag = Histogram(
             "kvgate_event_loop_lag_seconds",
-            "How late a timer of the gateway's event loop runs; everything it serves waits as long.",
+            "How late a timer of the gateway's event loop runs; what comes meanwhile waits as long.",
             buckets=LAG_BUCKETS,
             registry=self.registry,
         )

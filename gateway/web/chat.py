@@ -15,7 +15,7 @@ from gateway.web.body import read_body
 from gateway.web.dialects import COUNTING, dialect_for, fields_of_path
 from gateway.web.errors import error_response
 from gateway.web.guard import check_said_once
-from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, GENERATION, REQUEST_ID
+from gateway.web.keys import CLIENT_KEY, CLIENT_REQUEST_ID, GENERATION, REQUEST_ID, TURNS
 from gateway.web.paths import Place
 from gateway.web.sse import SseSender
 
@@ -49,6 +49,7 @@ async def not_here(_request: web.Request, place: Place) -> web.Response:
 
 async def _read_call(request: web.Request, place: Place) -> Call:
     arrived_at = asyncio.get_running_loop().time()  # monotonic; before the body, which may take long to come
+    await request.app[TURNS].enter()
     settings = request[GENERATION].settings
     _check_choices(request)
     data = await read_body(request, int(settings.limits.max_request_mib * 1024**2))

@@ -13,6 +13,7 @@ from gateway.records.store import RecordStore
 from gateway.settings.schema import KeySettings
 from gateway.upstreams.base import EventUpstream
 from gateway.web.generation import Generation, InForce, Reloads
+from gateway.web.turns import TurnLimit
 
 
 @runtime_checkable
@@ -41,6 +42,7 @@ RELOADER: web.AppKey[Reloads] = web.AppKey("reloader", object)  # type: ignore[a
 METRICS = web.AppKey("metrics", Metrics)
 RECORDS = web.AppKey("records", RecordStore)
 STARTED_AT = web.AppKey("started_at", int)
+TURNS = web.AppKey("turns", TurnLimit)
 ENGINE: web.AppKey[EventUpstream] = web.AppKey("engine", object)  # type: ignore[arg-type]  # a Protocol; absent if none
 
 GENERATION = web.RequestKey("generation", Generation)

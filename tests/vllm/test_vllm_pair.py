@@ -25,6 +25,8 @@ PROMPTS = [
 ]
 NUM_ABORTED = 200
 EDGES = (2, 15, 16, 17, 127, 128, 129, 257)  # lengths around the ends of blocks, which are 128 tokens on a CPU
+NUM_LIKELY = 5
+BF16_ROUNDING = 0.3  # of a log-probability: logits around 16 are multiples of 1/8
 LONG = "alpha beta gamma delta " * 300  # takes a core a second or more
 AT_ONCE = 24  # more would only wait: a core computes one or two of these prompts in a second
 
@@ -70,16 +72,23 @@ def test_the_greedy_text_is_the_same_in_both_modes(gateway, servers, content):
     assert text_of(answers["split"][2])
 
 
-def test_pd_07_token_ids_of_any_length_give_the_same_text_in_both_modes(gateway, servers):
+def test_pd_07_token_ids_of_any_length_find_the_same_next_token_in_both_modes(gateway, servers):
+    """After random ids many tokens are nearly as likely, and bf16 decides between them by the number of rows."""
     for length in EDGES:
-        prompt = [1000 + 37 * i % 40_000 for i in range(length)]
-        fields = {"model": "smollm2", "prompt": prompt, "temperature": 0, "max_tokens": 6}
-        texts = {}
-        for mode in ("merged", "split"):
-            status, headers, answer = gateway.call("POST", "/v1/completions", fields, {"X-Cache-Mode": mode})
-            assert (status, headers["x-cache-mode"]) == (200, mode), answer
-            texts[mode] = (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"])
-        assert texts["split"] == texts["merged"], length
+        merged, split = (_likely_next(gateway, mode, length) for mode in ("merged", "split"))
+        both = merged.keys() & split.keys()
+        assert len(both) > NUM_LIKELY / 2, (length, merged, split)
+        assert max(abs(merged[token] - split[token]) for token in both) < BF16_ROUNDING, (length, merged, split)
+
+
+def _likely_next(gateway: GatewayProcess, mode: str, length: int) -> dict[str, float]:
+    """Log-probabilities of the likeliest tokens after so many ids."""
+    prompt = [1000 + 37 * i % 40_000 for i in range(length)]
+    fields = {"model": "smollm2", "prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": NUM_LIKELY}
+    status, headers, answer = gateway.call("POST", "/v1/completions", fields, {"X-Cache-Mode": mode})
+    assert (status, headers["x-cache-mode"]) == (200, mode), answer
+    assert answer["usage"]["prompt_tokens"] == length
+    return dict(answer["choices"][0]["logprobs"]["top_logprobs"][0])
 
 
 async def test_a_stream_gives_the_same_text_in_both_modes(gateway, servers, session):
@@ -119,19 +128,26 @@ def test_kv_is_moved_by_nixl_and_cached_tokens_are_those_of_prefill(gateway, ser
     assert headers["x-cache-instance"] == "prefill-0 + decode-0"
     assert servers.decode.figure("vllm:nixl_num_failed_transfers") == 0
     assert servers.decode.figure("vllm:nixl_bytes_transferred_count") > num_before
-    pages = gateway.get("/v1/engines")["upstreams"]["vllm"]["servers"]
-    told = {server["name"]: server["figures"]["transferred_bytes"] for server in pages}
-    assert told["decode-0"] > before
+    # A server that was too busy for the gateway's last look is not asked for its figures before the next.
+    told = wait_until(lambda: _figures(gateway, "decode-0"), "the gateway tells decode's figures")
+    assert told["transferred_bytes"] > before
+
+
+def _figures(gateway: GatewayProcess, name: str) -> dict[str, Any]:
+    """What the gateway says that a server exports; nothing where it could not be asked."""
+    servers = gateway.get("/v1/engines")["upstreams"]["vllm"]["servers"]
+    return next((server["figures"] or {} for server in servers if server["name"] == name), {})
 
 
 def test_a_stream_in_split_has_its_legs_timed_apart(gateway, servers):
     _, headers, _ = ask(gateway, "split", "Count to five.", max_tokens=8)
     record = gateway.get(f"/v1/requests/{headers['x-request-id']}")
     assert record["timings"]["prefill_seconds"] > 0
-    figures = gateway.get("/v1/engines")["upstreams"]["vllm"]
-    by_name = {server["name"]: server for server in figures["servers"]}
-    assert by_name["prefill-0"]["figures"]["prefix_query_tokens"] > 0
-    assert figures["pairs"] == [{"prefill": "prefill-0", "decode": "decode-0", "checked": True, "problem": None}]
+    told = wait_until(lambda: _figures(gateway, "prefill-0"), "the gateway tells prefill's figures")
+    assert told["prefix_query_tokens"] > 0
+    assert gateway.get("/v1/engines")["upstreams"]["vllm"]["pairs"] == [
+        {"prefill": "prefill-0", "decode": "decode-0", "checked": True, "problem": None}
+    ]
 
 
 async def test_200_requests_with_random_aborts_leave_no_blocks_in_use(gateway, servers, session):
