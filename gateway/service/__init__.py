@@ -3,5 +3,6 @@
 from gateway.service.call import Body, Call
 from gateway.service.chat import BACKEND_HEADER, ChatService
 from gateway.service.exchange import Exchange, Outcome
+from gateway.service.exchange_headers import headers_of
 
-__all__ = ["BACKEND_HEADER", "Body", "Call", "ChatService", "Exchange", "Outcome"]
+__all__ = ["BACKEND_HEADER", "Body", "Call", "ChatService", "Exchange", "Outcome", "headers_of"]

@@ -23,6 +23,7 @@ from gateway.service.attempts import Attempts, Option, Surroundings
 from gateway.service.call import Call
 from gateway.service.counting import count_elsewhere, count_here
 from gateway.service.exchange import Exchange, Outcome
+from gateway.service.exchange_facts import figures_of, record_of
 from gateway.service.forwarding import CONTROL_FIELDS, count_request
 from gateway.service.guard import TargetGuard, limits_of
 from gateway.service.key_limits import check_allowed, may_use, may_use_mode
@@ -82,8 +83,8 @@ class ChatService:
         if exchange.outcome is None:
             exchange.outcome = Outcome.CLIENT_GONE
         self._admission.settle(exchange)
-        self._metrics.observe(exchange.figures())
-        self._records.add(exchange.record())
+        self._metrics.observe(figures_of(exchange))
+        self._records.add(record_of(exchange))
         exchange.error = None  # its traceback holds the exchange in turn: a large body would wait for a full collection
 
     def _let_client_read(self) -> None:

@@ -24,6 +24,7 @@ from gateway.core.types import (
 )
 from gateway.dialects.base import Renderer
 from gateway.service.exchange import Exchange
+from gateway.service.exchange_facts import timing_facts
 from gateway.service.output_reader import OutputReader
 
 UNFINISHED = "The engine ended the answer without finishing it. Try again."
@@ -211,4 +212,4 @@ def _accept(exchange: Exchange, event: Finished) -> None:
 def timing_comment(exchange: Exchange) -> bytes:
     """A line that every SSE parser skips; the same is at GET /v1/requests/{id}."""
     facts = {"request_id": exchange.call.request_id, "cache_mode": exchange.served_mode}
-    return b": kvgate " + msgspec.json.encode(facts | exchange.timing_facts()) + b"\n\n"
+    return b": kvgate " + msgspec.json.encode(facts | timing_facts(exchange)) + b"\n\n"

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.core.errors import GatewayError, InternalError, NotFound, UpstreamTimeout
-from gateway.service import BACKEND_HEADER, Body, Call, ChatService, Exchange, Outcome
+from gateway.service import BACKEND_HEADER, Body, Call, ChatService, Exchange, Outcome, headers_of
 from gateway.strategy import resolve
 from gateway.web.body import read_body
 from gateway.web.dialects import COUNTING, dialect_for, fields_of_path
@@ -108,7 +108,7 @@ async def _send(service: ChatService, exchange: Exchange, sender: SseSender) -> 
         return sender.response
     body = await attempts.whole()
     exchange.status = 200
-    headers = {**exchange.headers(), "Content-Type": exchange.content_type}
+    headers = {**headers_of(exchange), "Content-Type": exchange.content_type}
     return web.Response(body=body, headers=headers)
 
 
@@ -118,6 +118,6 @@ async def _fail(exchange: Exchange, sender: SseSender, error: GatewayError) -> w
         await sender.fail(error)
         return sender.response
     call = exchange.call
-    response = error_response(error, call.dialect, exchange.headers(), call.request_id)
+    response = error_response(error, call.dialect, headers_of(exchange), call.request_id)
     exchange.status = response.status
     return response

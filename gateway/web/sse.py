@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from aiohttp import web
 
 from gateway.core.errors import GatewayError
-from gateway.service import Exchange
+from gateway.service import Exchange, headers_of
 from gateway.web.errors import facts_of
 
 MAX_SILENT_BEATS = 6  # heartbeats that are left out while nobody has accepted the request: an error may still come
@@ -62,7 +62,7 @@ class SseSender:
     async def _prepare(self) -> None:
         exchange, response = self._exchange, self.response
         exchange.status = 200
-        response.headers.update(exchange.headers())
+        response.headers.update(headers_of(exchange))
         response.headers["Content-Type"] = exchange.content_type
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"

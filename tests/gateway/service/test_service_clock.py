@@ -10,7 +10,7 @@ from gateway.service import clock as clock_module
 from gateway.service.body_rewrite import rewrite
 from gateway.service.call import Body
 from gateway.service.clock import TokenClock, summary
-from gateway.service.exchange import header_value
+from gateway.service.exchange_headers import header_value
 
 
 class Turned:
