@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-INTERVAL_SECONDS = 0.02  # idle, this takes about a thousandth of a core
+INTERVAL_SECONDS = 0.05  # more often would cost an idle gateway half a hundredth of a core
 _MAX_MISSED = 500  # of one halt; a machine that slept for a night has missed millions
 
 
