@@ -11,6 +11,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backends.protocol.messages import EngineStats, Timings, Usage
+from gateway.metrics_bulk import BulkHistogram
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
@@ -131,8 +132,12 @@ class Metrics:
         self._first_step = self._histogram(
             "first_decode_step_seconds", "Split: the first decode step of a request.", TOKEN_BUCKETS
         )
-        self._itl = self._histogram(
-            "inter_token_latency_seconds", "Gap between chunks, divided by their tokens.", TOKEN_BUCKETS
+        self._itl = BulkHistogram(
+            "kvgate_inter_token_latency_seconds",
+            "Gap between chunks, divided by their tokens.",
+            _WHERE,
+            buckets=TOKEN_BUCKETS,
+            registry=self.registry,
         )
         self._overlap = self._histogram(
             "kv_transfer_overlap_ratio", "Share of the transfer hidden behind prefill.", RATIO_BUCKETS
@@ -195,9 +200,7 @@ class Metrics:
             return
         self._e2e.labels(*where).observe(figures.e2e_seconds)
         if figures.inter_token_seconds:
-            observe = self._itl.labels(*where).observe
-            for gap in figures.inter_token_seconds:
-                observe(gap)
+            self._itl.observe_all(where, figures.inter_token_seconds)
         for leg, seconds in figures.leg_seconds.items():
             self._leg.labels(figures.backend, leg).observe(seconds)
         if figures.timings is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gateway.core.spelling import MODES as SPELLINGS
 
@@ -37,6 +38,7 @@ VERBS = frozenset({"generateContent", "streamGenerateContent", "countTokens", "e
 AT_ROOT = frozenset({"health", "ready", "metrics"})
 
 
+@lru_cache(maxsize=256)
 def find(path: str) -> Place | None:
     """The endpoint of a decoded path; None if there is none."""
     parts = tuple(_SLASHES.sub("/", path).strip("/").split("/"))

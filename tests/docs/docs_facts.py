@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from gateway.cli.main import _parser
 from gateway.metrics import Metrics
+from gateway.metrics_bulk import BulkHistogram
 from gateway.settings.options import table_model
 from gateway.settings.validation import allowed_values
 from gateway.web.errors import STATUS
@@ -38,10 +39,11 @@ def metric_rows() -> list[list[str]]:
     metrics = Metrics()
     rows = []
     for collector in dict.fromkeys(metrics.registry._collector_to_names):
-        assert isinstance(collector, MetricWrapperBase)
+        assert isinstance(collector, MetricWrapperBase | BulkHistogram)
         family = next(iter(collector.collect()))
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = ", ".join(f"`{label}`" for label in collector._labelnames) or "none"
+        names = collector.label_names if isinstance(collector, BulkHistogram) else collector._labelnames
+        labels = ", ".join(f"`{label}`" for label in names) or "none"
         rows.append([f"`{name}`", family.type, labels, family.documentation])
     return rows
 

@@ -19,7 +19,8 @@ from gateway.core.spelling import MODES
 from gateway.core.types import StrategySource
 from gateway.dialects import openai_chat, openai_completions
 from gateway.dialects.sampling import NO_EFFECT, Defaults
-from gateway.service.exchange import _SPLIT_FACTS, Outcome, _leg_facts
+from gateway.service.exchange import Outcome
+from gateway.service.exchange_facts import _SPLIT_FACTS, _leg_facts
 from gateway.settings.cline_shape import NAMES as CLINE_NAMES
 from gateway.settings.cline_shape import PREFIX
 from gateway.settings.environment import OTHER_VARIABLES
@@ -231,12 +232,12 @@ def test_every_listed_header_exists():
 
 
 def test_server_timing_lists_every_phase():
-    source = (ROOT / "gateway/service/exchange.py").read_text(encoding="utf-8")
+    source = (ROOT / "gateway/service/exchange_headers.py").read_text(encoding="utf-8")
     assert named("Server-Timing") == set(re.findall(r'phases\["(\w+)"\]', source))
 
 
 def test_the_timing_line_lists_every_fact():
-    source = (ROOT / "gateway/service/exchange.py").read_text(encoding="utf-8")
+    source = (ROOT / "gateway/service/exchange_facts.py").read_text(encoding="utf-8")
     facts = set(re.findall(r'facts\["(\w+)"\]', source)) | set(Timings.__struct_fields__)
     of_pairs = set(_leg_facts(Served(queue_seconds=1, prefill_seconds=1, decode_first_seconds=1)))
     assert named("The timing line and records") == facts | of_pairs | {"e2e_seconds", "transfer_overlap_ratio"}
