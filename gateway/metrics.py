@@ -179,6 +179,12 @@ class Metrics:
         self._server_up = Gauge(
             "kvgate_server_up", "1 while a server of a pair answers GET /health.", _SERVER, registry=self.registry
         )
+        self._server_breaker = Gauge(
+            "kvgate_server_breaker_state",
+            "Of a server of a pair: 0 = closed, 1 = half open, 2 = open: it is left alone.",
+            _SERVER,
+            registry=self.registry,
+        )
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(f"kvgate_{name}", text, labels, registry=self.registry)
@@ -278,7 +284,7 @@ class Metrics:
 
     def forget_servers(self) -> None:
         """Before `set_servers` of the pairs that there are at this moment."""
-        for gauge in (self._server_up, *self._server.values()):
+        for gauge in (self._server_up, self._server_breaker, *self._server.values()):
             gauge.clear()
 
     def set_servers(
@@ -294,6 +300,10 @@ class Metrics:
                 else:
                     with suppress(KeyError):  # an old figure would look like one of now
                         gauge.remove(backend, name)
+
+    def set_server_breakers(self, backend: str, levels: Mapping[str, int]) -> None:
+        for name, level in levels.items():
+            self._server_breaker.labels(backend, name).set(level)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

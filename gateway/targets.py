@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.parts import Close, PartUser, nothing
 from gateway.routing.instance_choice import InstanceChoice
+from gateway.routing.server_breaker import ServerBreaker
 from gateway.settings.schema import PairSettings, Settings, TargetSettings, TimeoutSettings
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.http.openai_http import OpenAIHttpUpstream
@@ -60,6 +61,7 @@ class TargetMaker:
                 timeouts,
                 self._hop_id,
                 make_chooser=InstanceChoice,
+                make_breaker=lambda: ServerBreaker(pair.breaker_failures, pair.breaker_seconds),
                 on_failure=partial(self._leg_failed, pair.name),
             )
             upstream.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from backends.protocol.messages import Prompt, SamplingParams, Timings, TokenLogprob, TransferMode, Usage
 
@@ -15,6 +15,11 @@ class CacheMode(StrEnum):
 
     MERGED = "merged"
     SPLIT = "split"
+
+
+Side = Literal["prefill", "decode", "merged"]  # what a server of `[[pairs]]` is for
+SIDES: tuple[Side, ...] = ("prefill", "decode", "merged")
+InstanceId = tuple[str, int]  # name and process: one that was started again has empty caches
 
 
 class StrategySource(StrEnum):

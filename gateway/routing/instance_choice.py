@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.types import ChatRequest
+from gateway.core.types import ChatRequest, InstanceId
 from gateway.routing.prompt_prefix import Prefix, num_characters, prefix_chain
 
 RUNNING_CHARACTERS = 1000
@@ -21,8 +21,6 @@ SESSION_CHARACTERS = 8000
 MAX_PREFIXES = 16_384
 MAX_SESSIONS = 4096
 MAX_HOLDERS = 8  # instances remembered for one prefix
-
-InstanceId = tuple[str, int]  # name and process: one that was started again has empty caches
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from gateway.settings.cleaning import clean_key
 from gateway.settings.entries import Draft
 from gateway.settings.entries import Path as OptionPath
 from gateway.settings.errors import SettingsError
-from gateway.settings.files import read_plain
+from gateway.settings.files import read_key
 from gateway.settings.watching import fingerprint
 
 SUFFIX = "_file"
@@ -33,7 +33,7 @@ def _take(draft: Draft, path: OptionPath, file: Path) -> None:
         return
     draft.files.setdefault(file, fingerprint(file))
     try:
-        key = clean_key(draft, path, read_plain(file, "the key file"))
+        key = clean_key(draft, path, read_key(file))
     except SettingsError as error:
         draft.problems += [f"{origin}: {problem}" for problem in error.problems]
         key = None

@@ -6,12 +6,11 @@ import ipaddress
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.core.types import CacheMode
+from gateway.core.types import SIDES, CacheMode
 from gateway.settings.base_url import is_loopback
 from gateway.settings.entries import Draft
 from gateway.settings.schema import PairSettings, Settings
 
-_SIDES = ("prefill", "decode", "merged")
 _WITH_BOOTSTRAP = ("sglang", "vllm-mooncake")
 _TOLD_AN_ADDRESS = (*_WITH_BOOTSTRAP, "llm-d")
 
@@ -64,7 +63,7 @@ def _sides(pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
 
 
 def _same_server(pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
-    for side in _SIDES:
+    for side in SIDES:
         places = [_place(url) for url in getattr(pair, side)]
         if len(set(places)) < len(places):
             yield f"{draft.origin_of(('pairs', i, side))}: a server is named twice"
@@ -77,7 +76,7 @@ def _same_server(pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
 
 
 def _own_address(settings: Settings, pair: PairSettings, i: int, draft: Draft) -> Iterator[str]:
-    for side in _SIDES:
+    for side in SIDES:
         for url in getattr(pair, side):
             host, port, _ = _place(url)
             if host == "loopback" and port == settings.server.port and port:

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from backends.protocol.messages import TransferBackend
 from gateway.core.types import CacheMode
 
 Device = Annotated[int, Field(ge=0)]
 
 KVDtype = Literal["auto", "fp32", "fp16", "bf16", "int8"]
 VariantDtype = Literal["fp32", "fp16", "bf16", "int8"]
-TransferBackend = Literal["local", "nixl", "cuda_ipc"]
 PairEngine = Literal["vllm", "vllm-mooncake", "sglang", "llm-d", "tensorrt-llm", "store"]
 DialectName = Literal["openai_chat", "openai_completions", "openai_responses", "anthropic_messages"]
 SPOKEN_BY_DEFAULT: tuple[DialectName, ...] = ("openai_chat", "openai_completions")
@@ -202,6 +202,8 @@ class PairSettings(Frozen):
     queue_timeout_seconds: float = Field(30.0, gt=0, description="longest wait for a server; then 429")
     prefill_timeout_seconds: float = Field(120.0, gt=0, description="longest prefill; below the engine's own limit")
     handoff_timeout_seconds: float = Field(60.0, gt=0, description="from a prefill's end to decode's first output")
+    breaker_failures: int = Field(5, ge=0, description="a server's failures in a row until it is left alone; 0 = never")
+    breaker_seconds: float = Field(30.0, gt=0, description="for how long it is left alone")
 
 
 class RouteSettings(Frozen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -49,6 +49,8 @@ class RawRequest:
     key_header: str = "Authorization"  # in which this API expects the target's key; else `x-api-key`
     strategy: CacheStrategy | None = None  # for an upstream that lays out the cache itself
     own_headers: Mapping[str, str] = field(default_factory=dict)  # of ours, never of a client: they steer the upstream
+    on_resent: Callable[[], object] | None = field(default=None, compare=False, repr=False)  # called for each time more
+    failed_at: set[str] = field(default_factory=set)  # its servers that this failed at
 
 
 class RawResponse(Protocol):

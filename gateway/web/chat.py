@@ -83,6 +83,7 @@ async def _answer(request: web.Request, call: Call) -> web.StreamResponse:
     deadline = asyncio.timeout(limit)
     try:
         async with deadline:
+            exchange.is_out_of_time = deadline.expired
             return await _send(service, exchange, sender)
     except GatewayError as error:
         return await _fail(exchange, sender, error)

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gateway.upstreams.pd.figures import PdFigures
+from gateway.upstreams.pd.figures import Scraped
 from gateway.upstreams.pd.upstream import PairUpstream
 from gateway.web.keys import METRICS
+
+_LEVELS = {"closed": 0, "half_open": 1, "open": 2}  # as of targets
 
 
 def pair_states(pairs: Mapping[str, PairUpstream]) -> dict[str, dict[str, Any]]:
@@ -30,21 +32,23 @@ async def set_pair_metrics(app: web.Application, pairs: Mapping[str, PairUpstrea
     found = await _all_figures(pairs)
     app[METRICS].forget_servers()
     for name, pair in pairs.items():
-        states = {report.name: report.state == "up" for report in pair.server_reports()}
-        app[METRICS].set_servers(name, states, found[name])
+        reports = pair.server_reports()
+        states = {report.name: report.state == "up" for report in reports}
+        app[METRICS].set_servers(name, states, {server: scraped.figures for server, scraped in found[name].items()})
+        app[METRICS].set_server_breakers(name, {report.name: _LEVELS[report.breaker] for report in reports})
 
 
-async def _all_figures(pairs: Mapping[str, PairUpstream]) -> dict[str, dict[str, PdFigures | None]]:
+async def _all_figures(pairs: Mapping[str, PairUpstream]) -> dict[str, dict[str, Scraped]]:
     found = await asyncio.gather(*(pair.figures() for pair in pairs.values()))
     return dict(zip(pairs, found, strict=True))
 
 
-def _state(pair: PairUpstream, figures: Mapping[str, PdFigures | None] | None = None) -> dict[str, Any]:
+def _state(pair: PairUpstream, scraped: Mapping[str, Scraped] | None = None) -> dict[str, Any]:
     return {
         "kind": "pair",
         "engine": pair.engine,
         "modes": list(pair.modes()),
         "reachable": pair.reachable,
-        "servers": msgspec.to_builtins(pair.server_reports(figures)),
+        "servers": msgspec.to_builtins(pair.server_reports(scraped)),
         "pairs": msgspec.to_builtins(pair.pair_reports()),
     }

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from backends.protocol.messages import Done, Generate
 from gateway.core.errors import ModeUnavailable, Overloaded, UpstreamGone
-from gateway.core.types import ChatRequest, Started, StreamEvent
-from gateway.upstreams.choosing import Assignment, Chooser, InstanceId
+from gateway.core.types import ChatRequest, InstanceId, Started, StreamEvent
+from gateway.upstreams.choosing import Assignment, Chooser
 from gateway.upstreams.engine.connection import Answer, EngineConnection
 from gateway.upstreams.engine.fleet import Taker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import aiohttp
 from yarl import URL
@@ -32,14 +32,22 @@ class HttpClients:
         self._proxies: dict[URL, URL | None] = {}  # by origin
         self._sessions: dict[URL | None, aiohttp.ClientSession] = {}  # by proxy
 
-    async def request(self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None = None) -> HttpAnswer:
-        """The answer, once its headers have come; whoever gets it closes it.
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        on_resent: Callable[[], object] | None = None,
+    ) -> HttpAnswer:
+        """The answer, once its headers have come; whoever gets it closes it. `on_resent`: it goes out once more.
 
         Raises ProxyNotSpoken, an Http1Error, an error of aiohttp's client, or ValueError for what can't be sent.
         """
         if self._proxy(url) is None:
-            return await self._direct.request(method, url, headers, body)
-        return await request_by_session(self.session(url), method, url, headers, body)
+            return await self._direct.request(method, url, headers, body, on_resent=on_resent)
+        return await request_by_session(self.session(url), method, url, headers, body, on_resent=on_resent)
 
     def session(self, url: URL) -> aiohttp.ClientSession:
         """aiohttp's client for a URL, with a proxy or without. Raises ProxyNotSpoken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -47,12 +47,21 @@ class Http1Pool:
         """In use, or waiting for the next request."""
         return len(self._open)
 
-    async def request(self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None) -> Http1Response:
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        *,
+        on_resent: Callable[[], object] | None = None,
+    ) -> Http1Response:
         """The answer, once its headers have come; whoever gets it closes it.
 
         Raises an Http1Error, or ValueError for a header that can't be sent. A request that went over a kept connection
-        which the server was just closing has not been seen, and goes over a new one. Whether it was is told by how soon
-        it is closed: later, the work may have been done, and whether it is to be done again is the caller's to decide.
+        which the server was just closing has most likely not been seen, and goes over a new one. Whether it was is told
+        by how soon it is closed: later, the work may have been done, and whether it is to be done again is the caller's
+        to decide. Nothing proves it, so `on_resent` tells the caller that it went out once more.
         """
         head = request_head(method, url, headers, None if body is None else len(body))
         origin = url.origin()
@@ -64,6 +73,8 @@ class Http1Pool:
             except ConnectionCut as cut:
                 if cut.had_begun or asyncio.get_running_loop().time() - sent_at > self._closing_seconds:
                     raise
+            if on_resent is not None:
+                on_resent()
         return await (await self._connect(origin)).send(head, body or b"")
 
     async def close(self) -> None:

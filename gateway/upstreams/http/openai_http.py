@@ -58,7 +58,7 @@ class OpenAIHttpUpstream:
         url = self._url(request.path)
         headers = self._headers(request)
         try:
-            answer = await self._send(url, request.body, headers)
+            answer = await self._send(url, request, headers)
         except GatewayError:
             self.reachable = False
             raise
@@ -79,11 +79,11 @@ class OpenAIHttpUpstream:
             found = self._urls[path] = URL(join_url(self._base, path))
         return found
 
-    async def _send(self, url: URL, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+    async def _send(self, url: URL, request: RawRequest, headers: Mapping[str, str]) -> HttpAnswer:
         limit = self._timeouts.first_byte_seconds
         try:
             async with asyncio.timeout(limit):
-                return await self._clients.request("POST", url, headers, body)
+                return await self._clients.request("POST", url, headers, request.body, on_resent=request.on_resent)
         except ConnectTimedOut:
             limit = self._timeouts.connect_seconds
             raise UpstreamTimeout(f"Upstream {self.name!r} took no connection within {limit:g} s.") from None

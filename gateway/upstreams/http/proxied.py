@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -46,15 +46,23 @@ class ProxiedAnswer:
 
 
 async def request_by_session(
-    session: aiohttp.ClientSession, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
+    session: aiohttp.ClientSession,
+    method: str,
+    url: URL,
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    on_resent: Callable[[], object] | None = None,
 ) -> ProxiedAnswer:
-    """Once more, if it went over a pooled connection that the server was closing: it has not seen the request."""
+    """Once more, if it went over a pooled connection that the server was closing: most likely it hasn't seen it."""
     sent = _Sent()
     try:
         return await _request(session, method, url, headers, body, sent=sent)
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
         if not sent.reused:
             raise
+    if on_resent is not None:
+        on_resent()
     return await _request(session, method, url, headers, body, sent=_Sent())
 
 

@@ -44,7 +44,6 @@ _TIMED_OUT = frozenset({"Timeout", "APITimeoutError", "TimeoutException", "ReadT
 def gateway_error(error: BaseException, target: str, secrets: Sequence[str]) -> GatewayError:
     """One error for one of litellm's, in words that hold no secret."""
     chain = list(_chain(error))
-    kinds = {name for part in chain for name in _names(part)}
     first = _names(chain[0])
     text = blotted(_text(chain[0]), secrets)
     if "ContextWindowExceededError" in first:
@@ -53,7 +52,17 @@ def gateway_error(error: BaseException, target: str, secrets: Sequence[str]) -> 
         return InvalidRequest(f"Upstream {target!r}: {text}")
     if _TIMED_OUT & first:
         return UpstreamTimeout(f"Upstream {target!r} took too long.")
-    status = _status(chain)
+    return _by_status(chain, target, text)
+
+
+def _by_status(chain: Sequence[BaseException], target: str, text: str) -> GatewayError:
+    """Whatever is told apart by what the provider answered, or by how the connection ended."""
+    redirect, status = _redirect(chain), _status(chain)
+    if redirect is not None:
+        words = f"answered {redirect}, a redirect, which is not followed: its key would go along"
+        message = f"Upstream {target!r} {words}. Set base_url to the address that it leads to."
+        return UpstreamError(message, status=502, is_final=True)
+    kinds = {name for part in chain for name in _names(part)}
     if status is None or status >= 500:
         reason = next((words for name, words in _UNREACHABLE.items() if name in kinds), None)
         if reason is not None:
@@ -111,6 +120,13 @@ def _status(chain: Sequence[BaseException]) -> int | None:
     if not found or found[0] != 500:
         return found[0] if found else None
     return next((status for status in found if status != 500), 500)
+
+
+def _redirect(chain: Sequence[BaseException]) -> int | None:
+    """Its status, if the provider answered with one: litellm tells some as 500."""
+    holders = [holder for error in chain for holder in (error, getattr(error, "response", None))]
+    said = [getattr(holder, "status_code", None) for holder in holders]
+    return next((status for status in said if isinstance(status, int) and 300 <= status <= 399), None)
 
 
 def _is_status(value: Any) -> TypeGuard[int]:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gateway.core.errors import UpstreamUnreachable
+from gateway.upstreams.litellm_sdk.redirects import follow_none
 
 PIP_COMMAND = "pip install 'kvgate[litellm]'"
 _LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy", "litellm", "httpx", "httpcore", "openai", "boto3", "botocore")
@@ -47,6 +48,7 @@ def is_installed() -> bool:
 def import_quietly() -> Any:
     """Slow; call it in a thread."""
     os.environ.update(_ENVIRONMENT)
+    follow_none(importlib.import_module("httpx"))
     library = importlib.import_module("litellm")
     for name, value in _SWITCHES.items():
         setattr(library, name, value)

@@ -21,6 +21,7 @@ from gateway.upstreams.litellm_sdk.answer import StreamedAnswer, WholeAnswer
 from gateway.upstreams.litellm_sdk.errors import gateway_error
 from gateway.upstreams.litellm_sdk.library import Library
 from gateway.upstreams.litellm_sdk.prices import Prices
+from gateway.upstreams.litellm_sdk.redirects import PROVIDERS_THAT_FOLLOW
 from gateway.upstreams.litellm_sdk.request import Provider, arguments
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
@@ -130,6 +131,12 @@ class LitellmUpstream:
                 f"PROVIDER/MODEL there, such as {_PROVIDER_EXAMPLE}.",
                 param="model",
             ) from None
+        if name in PROVIDERS_THAT_FOLLOW:
+            raise InvalidRequest(
+                f"Target {self.name!r}: provider {name} follows redirects, to where the key would go along, and is "
+                "not used. Name the model openai/MODEL instead.",
+                param="model",
+            )
         like_openai = name in _OPENAI_LIKE or name in library.openai_compatible_providers
         return Provider(name, frozenset(supported) if supported else None, like_openai)
 

@@ -17,6 +17,9 @@ from gateway.core.sse_scan import DONE, Frame, SseScanner
 
 _FAILED = re.compile(rb'"finish_reason"\s*:\s*"error"')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')  # some servers say `"usage": null` with every token
+_EVENT = b"data:"
+_ERROR = b'{"error"'
+_MAX_LEAD = 32  # bytes in which an error has begun
 _TRANSFER = (b'"kv_transfer_params"', b'"disaggregated_params"')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -34,6 +37,24 @@ UNKNOWN = PrefillUsage()
 def needs_usage(data: bytes) -> bool:
     """Whether `tidied` may want to know the prefill's usage."""
     return _USAGE.search(data) is not None
+
+
+def told_error(data: bytes) -> UpstreamError | None:
+    """An error in the place of an event or an answer, as the engines write it once they have answered 200."""
+    if not data.lstrip().startswith(_ERROR):
+        return None
+    try:
+        error = msgspec.json.decode(data, type=dict[str, Any])["error"]
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 502
+    return UpstreamError("The server has answered with an error.", status=status)
+
+
+def told_error_in(chunk: bytes) -> UpstreamError | None:
+    """The same of bytes of a stream or of an answer, of which an error is the beginning."""
+    return told_error(chunk.removeprefix(_EVENT).partition(b"\n")[0]) if _ERROR in chunk[:_MAX_LEAD] else None
 
 
 def tidied(data: bytes, prefill: PrefillUsage) -> bytes:

@@ -48,6 +48,24 @@ class PdFigures:
     num_expired: float | None = None  # prefills whose KV nobody fetched in time
 
 
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """A server's figures, or why there are none: they aren't exported, or couldn't be asked for."""
+
+    figures: PdFigures | None = None
+    missing: str | None = None
+
+
+def scraped(status: int, text: str) -> Scraped:
+    """Of an answer to GET /metrics."""
+    if status != 200:
+        return Scraped(missing=f"exports none: GET /metrics answers {status}")
+    figures = read_figures(text)
+    if figures == PdFigures():
+        return Scraped(missing="exports none of these: GET /metrics has other series")
+    return Scraped(figures)
+
+
 def read_figures(text: str) -> PdFigures:
     samples = _samples(text)
     figures = {name: _first(samples, series, sum) for name, series in _SUMS.items()}

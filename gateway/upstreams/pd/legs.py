@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.retry_after import retry_after_seconds
 from gateway.upstreams.base import RawRequest, RawResponse
 from gateway.upstreams.pd.bodies import Fields, Leg, split_fields
 from gateway.upstreams.pd.plans import Attempt, ConcurrentPlan, SequentialPlan
-from gateway.upstreams.pd.servers import Server
+from gateway.upstreams.pd.server import Server
 
 _MAX_ANSWER = 64 * 1024 * 1024  # in one piece
 _PASSING = (502, 503, 504)  # asking again may help
@@ -27,14 +28,20 @@ _SHOWN = 300  # characters of a server's own words
 class LegFailed(Exception):
     """One of the two servers failed, before the client got anything.
 
-    If it `was_asked` nothing of the request, another one may be asked instead.
+    If it `was_asked` nothing of the request, another one may be asked instead. `is_shared`: the server at the other end
+    of the transfer may be at fault just as well.
     """
 
-    def __init__(self, server: Server, error: GatewayError, *, was_asked: bool = True) -> None:
+    def __init__(self, server: Server, error: GatewayError, *, was_asked: bool = True, is_shared: bool = False) -> None:
         super().__init__(error.message)
         self.server = server
         self.error = error
         self.was_asked = was_asked and not self.took_no_connection
+        self.is_shared = is_shared and isinstance(error, UpstreamError | UpstreamTimeout)
+
+    def shared(self) -> LegFailed:
+        """The same, at a time at which the other server hasn't done its part."""
+        return LegFailed(self.server, self.error, was_asked=self.was_asked, is_shared=True)
 
     @property
     def took_no_connection(self) -> bool:
@@ -92,7 +99,7 @@ async def run_sequential(plan: SequentialPlan, run: Run) -> Opened:
         async with asyncio.timeout(run.handoff_seconds if leg.stream else None):
             return Opened(await open_decode(run, leg), ended, asked_at)
     except TimeoutError:
-        raise LegFailed(run.decode, _handoff_timeout(run)) from None
+        raise LegFailed(run.decode, _handoff_timeout(run), is_shared=True) from None
 
 
 def _decode_leg(plan: SequentialPlan, run: Run, end: PrefillEnd) -> Leg | None:
@@ -120,12 +127,26 @@ async def run_concurrent(plan: ConcurrentPlan, run: Run) -> Opened:
                 return Opened(None, prefill)
             await asyncio.wait({decode}, timeout=run.handoff_seconds if run.request.stream else None)
         if not decode.done():
-            raise LegFailed(run.decode, _handoff_timeout(run))
-        return Opened(decode.result(), prefill, asked_at)
-    except BaseException:
+            raise LegFailed(run.decode, _handoff_timeout(run), is_shared=True)
+        return Opened(_decode_result(prefill, decode), prefill, asked_at)
+    except BaseException as error:
+        is_alone = isinstance(error, LegFailed) and not _went_well(decode if error.server is run.prefill else prefill)
         await _cancel(prefill)
         await _cancel(decode)
+        if isinstance(error, LegFailed) and is_alone:
+            raise error.shared() from None
         raise
+
+
+def _decode_result(prefill: asyncio.Future[PrefillEnd], decode: asyncio.Future[RawResponse]) -> RawResponse:
+    """Where both have failed, the prefill is told of: the decode server would have waited for it."""
+    if decode.exception() is not None and prefill.done():
+        prefill.result()
+    return decode.result()
+
+
+def _went_well(leg: asyncio.Future[PrefillEnd] | asyncio.Future[RawResponse]) -> bool:
+    return leg.done() and not leg.cancelled() and leg.exception() is None
 
 
 async def _cancel(task: asyncio.Future[PrefillEnd] | asyncio.Future[RawResponse]) -> None:
@@ -152,7 +173,7 @@ async def run_prefill(run: Run, leg: Leg) -> PrefillEnd:
     except GatewayError as error:
         raise LegFailed(run.prefill, error) from None
     if response.status >= 500:
-        raise LegFailed(run.prefill, _server_error(run.prefill, response, body))
+        raise LegFailed(run.prefill, server_error(run.prefill, response, body))
     return PrefillEnd(response.status, response.headers, body, time.monotonic() - started)
 
 
@@ -168,7 +189,7 @@ async def open_decode(run: Run, leg: Leg) -> RawResponse:
             await response.close()
     except GatewayError as error:
         raise LegFailed(run.decode, error) from None
-    raise LegFailed(run.decode, _server_error(run.decode, response, body))
+    raise LegFailed(run.decode, server_error(run.decode, response, body))
 
 
 async def _send(run: Run, server: Server, leg: Leg) -> RawResponse:
@@ -189,13 +210,14 @@ async def read_whole(chunks: AsyncIterator[bytes]) -> bytes:
     return bytes(found)
 
 
-def _server_error(server: Server, response: RawResponse, body: bytes) -> UpstreamError:
+def server_error(server: Server, response: RawResponse, body: bytes) -> UpstreamError:
     said = " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
     return UpstreamError(
         f"{server.name} answered {response.status}{f': {said}' if said else ' without a body'}",
         status=503 if response.status == 503 else 502,
         is_final=response.status not in _PASSING,
         retry_after=response.headers.get("Retry-After"),
+        retry_after_seconds=retry_after_seconds(response.headers, time.time()),
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-from gateway.core.errors import ModeUnavailable, UpstreamTimeout, UpstreamUnreachable
-from gateway.upstreams.choosing import Assignment, Chooser
+from gateway.core.errors import ModeUnavailable, TargetUnavailable, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.types import Side
+from gateway.upstreams.choosing import Chooser
 from gateway.upstreams.pd.admission import Admission, Slot
-from gateway.upstreams.pd.job import Job
+from gateway.upstreams.pd.job import Job, Stay
 from gateway.upstreams.pd.legs import LegFailed
-from gateway.upstreams.pd.servers import Server, Servers, Side
+from gateway.upstreams.pd.server import Server
+from gateway.upstreams.pd.servers import Servers
 
 RETRY_SECONDS = 5.0  # told to clients while no server is up
 
@@ -23,70 +26,107 @@ class NoPartner(Exception):
         self.error = error
 
 
+def preferred(servers: Sequence[Server], failed_at: AbstractSet[str]) -> Sequence[Server]:
+    """Of those that may be asked. One that is due to be tried is, by the next request that comes.
+
+    But not by one that has failed already: that goes to a server that it didn't fail at, and that is well.
+    """
+    due = [server for server in servers if server.breaker.state != "closed"]
+    if not failed_at:
+        return due or servers
+    untried = [server for server in servers if server.name not in failed_at]
+    return [server for server in untried if server not in due] or untried or servers
+
+
 class Picker:
     """`admissions` are of the sides whose servers have a limit: decode and merged."""
 
     def __init__(
-        self, target: str, servers: Servers, admissions: Mapping[Side, Admission], choosers: Mapping[Side, Chooser]
+        self,
+        target: str,
+        servers: Servers,
+        admissions: Mapping[Side, Admission],
+        choosers: Mapping[Side, Chooser],
+        *,
+        suspected_with: Callable[[str], set[str]] = lambda name: set(),
     ) -> None:
         self._target = target
         self._servers = servers
         self._admissions = admissions
         self._choosers = choosers
+        self._suspected_with = suspected_with
 
     def serve_waiting(self) -> None:
         """Servers may have come back, or have gone."""
         for admission in self._admissions.values():
             admission.serve()
 
-    async def place(self, job: Job, side: Side) -> tuple[Server, Slot, Assignment]:
-        """A place at a server of this side; waits for one. Raises Overloaded, or ModeUnavailable if none is up."""
-        chosen: list[Assignment] = []
+    async def place(self, job: Job, side: Side) -> tuple[Server, Slot, Stay]:
+        """A place at a server of this side; waits for one.
+
+        Raises Overloaded, ModeUnavailable if none is up, TargetUnavailable if those that are up are left alone.
+        """
+        chosen: list[Stay] = []
         only_url = job.only_decode if side == "decode" else None
 
         def choose(has_room: Callable[[str], bool]) -> str | None:
             servers = self._usable(side, only_url, job.tried)
-            free = [server.instance for server in servers if has_room(server.name)]
+            free = [server for server in servers if has_room(server.name)]
             if not free:
                 return None
-            chosen.append(self._choosers[side].choose(free, job.ask))
-            return chosen[-1].instance[0]
+            chosen.append(self._stay(job, side, free))
+            return chosen[-1].name
 
         try:
             slot = await self._admissions[side].enter(choose, is_particular=bool(only_url or job.tried))
         except BaseException:
-            for assignment in chosen:
-                assignment.done()
+            for stay in chosen:
+                stay.done()
             raise
         return self._servers.named(slot.name), slot, chosen[-1]
 
-    async def prefill(self, job: Job, decode: Server) -> tuple[Server, Assignment]:
+    async def prefill(self, job: Job, decode: Server) -> tuple[Server, Stay]:
         """The best prefill server that belongs together with this decode server.
 
-        Raises NoPartner if none does, ModeUnavailable if none is up, LegFailed of a server that can't be asked.
+        Raises NoPartner if none does, ModeUnavailable or TargetUnavailable if there is none to be asked, LegFailed of
+        a server that doesn't say who it is.
         """
         unfit: dict[str, ModeUnavailable] = {}
         while True:
             if unfit and not self._servers.usable("prefill", job.only_prefill, {*job.tried, *unfit}):
                 raise NoPartner(decode, next(iter(unfit.values())))
-            server, assignment = self.one(job, "prefill", job.only_prefill, without=unfit)
+            server, stay = self._prefill_for(job, decode, unfit)
             try:
                 await self._check(server, decode)
             except ModeUnavailable as error:
                 unfit[server.name] = error
-                assignment.done()
+                stay.done()
+            except LegFailed as failure:
+                if failure.server is server:
+                    stay.ended(failure.error)
+                stay.done()
+                raise
             except BaseException:
-                assignment.done()
+                stay.done()
                 raise
             else:
-                return server, assignment
+                return server, stay
 
-    def one(
-        self, job: Job, side: Side, only_url: str | None = None, *, without: Mapping[str, object] | None = None
-    ) -> tuple[Server, Assignment]:
-        servers = self._usable(side, only_url, {*job.tried, *(without or {})})
-        assignment = self._choosers[side].choose([server.instance for server in servers], job.ask)
-        return self._servers.named(assignment.instance[0]), assignment
+    def one(self, job: Job, side: Side, only_url: str | None = None) -> tuple[Server, Stay]:
+        stay = self._stay(job, side, self._usable(side, only_url, job.tried))
+        return self._servers.named(stay.name), stay
+
+    def _prefill_for(self, job: Job, decode: Server, unfit: Mapping[str, object]) -> tuple[Server, Stay]:
+        servers = self._usable("prefill", job.only_prefill, {*job.tried, *unfit})
+        stay = self._stay(job, "prefill", servers, self._suspected_with(decode.name))
+        return self._servers.named(stay.name), stay
+
+    def _stay(self, job: Job, side: Side, servers: Sequence[Server], suspected: AbstractSet[str] = frozenset()) -> Stay:
+        found = preferred(servers, job.request.failed_at | suspected)
+        assignment = self._choosers[side].choose([server.instance for server in found], job.ask)
+        visit = self._servers.named(assignment.instance[0]).breaker.admit()
+        assert visit is not None, "nobody waits between a look at the breakers and this"
+        return Stay(assignment, visit)
 
     async def _check(self, prefill: Server, decode: Server) -> None:
         for server in (prefill, decode):
@@ -98,7 +138,18 @@ class Picker:
 
     def _usable(self, side: Side, only_url: str | None, tried: set[str]) -> list[Server]:
         servers = self._servers.usable(side, only_url, tried)
-        if not servers:
-            message = f"No {side} server of target {self._target!r} is up."
-            raise ModeUnavailable(message, retry_after_seconds=RETRY_SECONDS)
-        return servers
+        if servers:
+            return servers
+        if ill := self._servers.up(side, only_url, tried):
+            raise self._left_alone(side, ill)
+        message = f"No {side} server of target {self._target!r} is up."
+        raise ModeUnavailable(message, retry_after_seconds=RETRY_SECONDS)
+
+    def _left_alone(self, side: Side, ill: Sequence[Server]) -> TargetUnavailable:
+        """Nobody else can serve: whoever asks is told at once, as of a target that is left alone."""
+        first = min(ill, key=lambda server: server.breaker.wait_seconds())
+        wait = max(1.0, first.breaker.wait_seconds())
+        why = f" ({first.breaker.last_failure})" if first.breaker.last_failure else ""
+        which = f"{ill[0].name} has" if len(ill) == 1 else f"All {side} servers that are up have"
+        message = f"{which} failed several times in a row{why} at target {self._target!r}."
+        return TargetUnavailable(f"{message} It is tried again in {wait:.0f} s.", retry_after_seconds=wait)

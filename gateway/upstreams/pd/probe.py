@@ -16,7 +16,7 @@ from gateway.settings.pair_checks import is_this_host
 from gateway.settings.schema import PairEngine
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.pd.facts import Address, ServerFacts, model_facts, mooncake_ranks, sglang_facts
-from gateway.upstreams.pd.figures import PdFigures, read_birth, read_cache_dtype, read_figures
+from gateway.upstreams.pd.figures import Scraped, read_birth, read_cache_dtype, scraped
 from gateway.upstreams.pd.plans import DEFAULT_BOOTSTRAP_PORT, DataRank
 
 _PROBE_SECONDS = 5.0
@@ -78,13 +78,15 @@ class Probe:
         query = URL(root).with_port(port).with_scheme("http").with_path("/query")
         return mooncake_ranks(await self._json(str(query)))
 
-    async def figures(self, root: str) -> PdFigures | None:
-        """None: the server exports none, or doesn't answer in time."""
+    async def figures(self, root: str) -> Scraped:
+        """What the server exports at this moment, or why that isn't known."""
         try:
             status, body = await self._get(f"{root}/metrics")
-        except (UpstreamUnreachable, UpstreamTimeout):
-            return None
-        return read_figures(body.decode("utf-8", "replace")) if status == 200 else None
+        except UpstreamTimeout:
+            return Scraped(missing=f"GET /metrics gave no answer within {_PROBE_SECONDS:g} s")
+        except UpstreamUnreachable:
+            return Scraped(missing="GET /metrics gave no answer: the server can't be reached, or broke off")
+        return scraped(status, body.decode("utf-8", "replace"))
 
     async def abort(self, url: str, rid: str) -> None:
         """Best effort: the connection's end is an abort too, only a later one."""

@@ -10,12 +10,22 @@ from typing import Any
 
 from gateway.core.errors import GatewayError, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.sse_scan import DONE, Frame, FrameTooLong, SseScanner
-from gateway.core.types import CacheMode
+from gateway.core.types import CacheMode, Side
 from gateway.upstreams.base import RawResponse, Served
-from gateway.upstreams.pd.answer import UNKNOWN, PrefillUsage, needs_usage, prefill_usage, tidied, tidied_frame
+from gateway.upstreams.pd.answer import (
+    UNKNOWN,
+    PrefillUsage,
+    needs_usage,
+    prefill_usage,
+    tidied,
+    tidied_frame,
+    told_error,
+    told_error_in,
+)
 from gateway.upstreams.pd.legs import LegFailed, PrefillEnd, read_whole
-from gateway.upstreams.pd.servers import Side
 
+# Which of the two servers has failed, and whether it may be the other's fault as well.
+OnFailure = Callable[[Side, GatewayError, bool], None]
 _USAGE_SECONDS = 1.0  # wait for a prefill's usage when the decode side is done already
 
 
@@ -51,28 +61,39 @@ class PlainAnswer:
         mode: CacheMode,
         *,
         on_first: Callable[[], None],
-        on_close: Callable[[], None],
+        on_failure: Callable[[GatewayError], None],
+        on_close: Callable[[bool], None],
     ) -> None:
         self.status = response.status
         self.headers: Mapping[str, str] = headers_of(response.headers, mode)
         self.served = served
         self._response = response
         self._on_first = on_first
-        self._on_close = on_close
+        self._on_failure = on_failure
+        self._on_close = on_close  # told whether the answer was read to its end
+        self._is_complete = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
         is_first = True
-        async for chunk in self._response.chunks():
-            if is_first:
+        try:
+            async for chunk in self._response.chunks():
+                if (error := told_error_in(chunk)) is not None:
+                    self._on_failure(error)
+                elif is_first:
+                    self._on_first()
                 is_first = False
-                self._on_first()
-            yield chunk
+                self._is_complete = chunk.rstrip().endswith(DONE)
+                yield chunk
+            self._is_complete = True
+        except GatewayError as error:
+            self._on_failure(error)
+            raise
 
     async def close(self) -> None:
         try:
             await self._response.close()
         finally:
-            self._on_close()
+            self._on_close(self._is_complete)
 
 
 class SplitAnswer:
@@ -87,8 +108,9 @@ class SplitAnswer:
         handoff_seconds: float,
         asked_at: float,
         on_first: Callable[[], None],
-        on_failure: Callable[[Side], None],
-        on_close: Callable[[bool], None],
+        on_flow: Callable[[], None] = lambda: None,
+        on_failure: OnFailure,
+        on_close: Callable[[bool, bool], None],
     ) -> None:
         self.status = response.status
         self.headers: Mapping[str, str] = headers_of(response.headers, CacheMode.SPLIT)
@@ -97,9 +119,12 @@ class SplitAnswer:
         self._prefill = prefill
         self._handoff_seconds = handoff_seconds
         self._on_first = on_first
+        self._on_flow = on_flow  # the second output has come: the first one may say nothing but a role
         self._on_failure = on_failure
-        self._on_close = on_close  # told whether both servers' answers were read to their end
+        self._on_close = on_close  # told whether the answer was read to its end, and whether both servers' were
         self._is_complete = False
+        self._has_output = False
+        self._prefill_failed = False
         self._asked_at = asked_at
         self._waited_for_usage = False
 
@@ -114,19 +139,33 @@ class SplitAnswer:
                     yield chunk
             else:
                 body = await read_whole(source)
+                self._look_for_error(body)
                 yield tidied(body, await self._usage() if needs_usage(body) else UNKNOWN)
             self._is_complete = True
-        except GatewayError:
-            self._on_failure("decode")
+        except GatewayError as error:
+            if not self._prefill_failed:
+                self._on_failure("decode", error, self._may_be_shared(error))
             raise
+
+    def _may_be_shared(self, error: GatewayError) -> bool:
+        """A server that falls silent amid its output does so by itself; an error that it tells may be a transfer's."""
+        return not self._has_output or isinstance(error, UpstreamError)
+
+    def _look_for_error(self, data: bytes) -> None:
+        if (error := told_error(data)) is not None:
+            self._on_failure("decode", error, True)
 
     async def _stream(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         scanner = SseScanner()
         chunk = await self._first(source)
-        self._on_first()
+        self._has_output = True
         self.served.decode_first_seconds = time.monotonic() - self._asked_at
+        told = [self._on_flow, self._on_first]  # not of a chunk that turns out to be a failure
         while chunk is not None:
-            if out := await self._tidied(_frames(scanner, chunk)):
+            out = await self._tidied(_frames(scanner, chunk))
+            if told:
+                told.pop()()
+            if out:
                 yield out
             chunk = await anext(source, None)
         if (rest := scanner.finish()) is not None:
@@ -135,6 +174,8 @@ class SplitAnswer:
     async def _tidied(self, frames: list[Frame]) -> bytes:
         out: list[bytes] = []
         for frame in frames:
+            if frame.data is not None:
+                self._look_for_error(frame.data)
             wants_usage = frame.data is not None and needs_usage(frame.data)
             out.append(tidied_frame(frame, await self._usage() if wants_usage else UNKNOWN))
             self._is_complete = self._is_complete or (frame.data is not None and frame.data.strip() == DONE)
@@ -147,20 +188,28 @@ class SplitAnswer:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not pending.done():
-                _raise_refusal(self._prefill)
+                self._raise_refusal()
             async with asyncio.timeout(self._handoff_seconds):
                 return await pending
         except TimeoutError:
             message = f"The decode server gave no output within {self._handoff_seconds:g} s after the prefill."
             raise UpstreamTimeout(message) from None
         except LegFailed as failure:
-            self._on_failure("prefill")
+            self._prefill_failed = True
+            self._on_failure("prefill", failure.error, True)
             raise failure.error from None
         finally:
             if not pending.done():
                 pending.cancel()
                 with suppress(asyncio.CancelledError, GatewayError):
                     await pending
+
+    def _raise_refusal(self) -> None:
+        end = self._prefill.result()
+        if end.is_refusal:
+            self._prefill_failed = True
+            status = max(400, end.status)
+            raise UpstreamError(f"The prefill server answered {end.status}.", status=status, body=end.body)
 
     async def _usage(self) -> PrefillUsage:
         """What the prefill server said; unknown if it has failed by now, or isn't done long after the other side.
@@ -183,7 +232,7 @@ class SplitAnswer:
             with suppress(asyncio.CancelledError, LegFailed):
                 await self._prefill
         finally:
-            self._on_close(both_ended)
+            self._on_close(self._is_complete, both_ended)
 
 
 def _frames(scanner: SseScanner, chunk: bytes) -> list[Frame]:
@@ -191,9 +240,3 @@ def _frames(scanner: SseScanner, chunk: bytes) -> list[Frame]:
         return scanner.feed(chunk)
     except FrameTooLong as error:
         raise UpstreamGone(f"The upstream's stream can't be passed on. {error}") from None
-
-
-def _raise_refusal(prefill: asyncio.Future[PrefillEnd]) -> None:
-    end = prefill.result()
-    if end.is_refusal:
-        raise UpstreamError(f"The prefill server answered {end.status}.", status=max(400, end.status), body=end.body)

@@ -8,14 +8,24 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.core.errors import GatewayError
-from gateway.core.types import CacheMode
+from gateway.core.errors import GatewayError, UpstreamError
+from gateway.core.types import CacheMode, Side
 from gateway.settings.schema import PairSettings
 from gateway.upstreams.base import RawRequest, RawResponse, Served
 from gateway.upstreams.pd.answer import as_stream, prefills_own
 from gateway.upstreams.pd.bodies import Fields, value
 from gateway.upstreams.pd.job import Hold, Job
-from gateway.upstreams.pd.legs import LegFailed, Opened, PrefillEnd, Run, run_concurrent, run_sequential
+from gateway.upstreams.pd.judging import Judge
+from gateway.upstreams.pd.legs import (
+    LegFailed,
+    Opened,
+    PrefillEnd,
+    Run,
+    read_whole,
+    run_concurrent,
+    run_sequential,
+    server_error,
+)
 from gateway.upstreams.pd.plans import (
     PLANS,
     Attempt,
@@ -29,7 +39,7 @@ from gateway.upstreams.pd.plans import (
 )
 from gateway.upstreams.pd.probe import Probe
 from gateway.upstreams.pd.response import PlainAnswer, SplitAnswer, WholeAnswer
-from gateway.upstreams.pd.servers import Server, Side
+from gateway.upstreams.pd.server import Server
 
 OnFailure = Callable[[Side], None]
 
@@ -37,10 +47,11 @@ OnFailure = Callable[[Side], None]
 class Runner:
     """Knows the engine's protocol. `close` waits for aborts that are still on their way."""
 
-    def __init__(self, settings: PairSettings, probe: Probe, on_failure: OnFailure) -> None:
+    def __init__(self, settings: PairSettings, probe: Probe, judge: Judge, on_failure: OnFailure) -> None:
         self.plan = PLANS[settings.engine]()
         self._settings = settings
         self._probe = probe
+        self._judge = judge
         self._on_failure = on_failure
         self._background: set[asyncio.Task[None]] = set()
 
@@ -51,9 +62,18 @@ class Runner:
         """The prefill server alone answers it."""
         return isinstance(self.plan, VllmPull | Store | TensorRT) and self.plan.needs_no_decode(fields)
 
-    async def plain(self, job: Job, server: Server, mode: CacheMode, hold: Hold) -> RawResponse:
-        """One server answers alone."""
-        return await self._plain(job, server, job.plain_request(), mode, hold)
+    async def plain(
+        self, job: Job, server: Server, mode: CacheMode, hold: Hold, *, has_others: bool = False
+    ) -> RawResponse:
+        """One server answers alone. With `has_others` its error is raised, so that one of these may be asked again."""
+        response = await self._plain(job, server, job.plain_request(), mode, hold)
+        if response.status < 500 or not has_others:
+            return response
+        try:
+            body = await read_whole(response.chunks())
+        finally:
+            await response.close()
+        raise LegFailed(server, server_error(server, response, body))
 
     async def split(self, job: Job, prefill: Server, decode: Server, hold: Hold) -> RawResponse:
         run, plan = self._run(job, prefill, decode), self.plan
@@ -99,25 +119,53 @@ class Runner:
         )
 
     async def _plain(self, job: Job, server: Server, request: RawRequest, mode: CacheMode, hold: Hold) -> RawResponse:
+        is_shared = hold.prefilling is not None
         try:
             response = await server.client.open(request)
         except GatewayError as error:
-            raise LegFailed(server, error) from None
-        return PlainAnswer(response, job.served, mode, on_first=hold.decoding.first_token, on_close=hold.release)
+            raise LegFailed(server, error, is_shared=is_shared) from None
+
+        def failed(error: GatewayError) -> None:
+            self._judge.failed(LegFailed(server, error, is_shared=is_shared), job, hold)
+
+        def closed(is_complete: bool) -> None:
+            if is_complete and response.status < 400:
+                self._judge.worked(hold)
+            hold.release()
+
+        if response.status >= 500:
+            failed(server_error(server, response, b""))
+        else:
+            self._judge.answered(response.status, server.name, job, hold)
+        return PlainAnswer(
+            response, job.served, mode, on_first=hold.decoding.first_token, on_failure=failed, on_close=closed
+        )
 
     def _answer(self, job: Job, run: Run, opened: Opened, hold: Hold) -> RawResponse:
         opened.prefill.add_done_callback(lambda ended: _note_prefill(ended, job.served, hold))
         if opened.prefill.done():
             _note_prefill(opened.prefill, job.served, hold)  # the callback comes only later
         if opened.response is None:
-            hold.release()
             end = opened.prefill.result()
+            self._judge.answered(end.status, run.prefill.name, job, hold)
+            hold.release()
             job.served.instance = run.prefill.name  # it alone has answered
             _note_refusal(job, run.prefill, end.status)
             return _whole(job, end)
-        _note_refusal(job, run.decode, opened.response.status)
+        status = opened.response.status
+        _note_refusal(job, run.decode, status)
+        self._judge.answered(status, run.decode.name, job, hold)
 
-        def closed(both_ended: bool) -> None:
+        def failed(side: Side, error: GatewayError, is_shared: bool) -> None:
+            if not isinstance(error, UpstreamError) or error.status >= 500:
+                self._on_failure(side)
+            server = run.prefill if side == "prefill" else run.decode
+            self._judge.failed(LegFailed(server, error, is_shared=is_shared), job, hold)
+
+        def closed(is_complete: bool, both_ended: bool) -> None:
+            _note_late_failure(opened.prefill, hold)
+            if is_complete and status < 400:
+                self._judge.worked(hold)
             hold.release()
             if not both_ended:
                 self._abort(run)
@@ -129,7 +177,8 @@ class Runner:
             handoff_seconds=run.handoff_seconds,
             asked_at=opened.asked_at,
             on_first=hold.decoding.first_token,
-            on_failure=self._on_failure,
+            on_flow=hold.transferred,
+            on_failure=failed,
             on_close=closed,
         )
 
@@ -148,8 +197,19 @@ class Runner:
 
 def _note_prefill(prefill: asyncio.Future[PrefillEnd], served: Served, hold: Hold) -> None:
     hold.prefill_ended()
-    if not prefill.cancelled() and prefill.exception() is None:
-        served.prefill_seconds = prefill.result().seconds
+    if prefill.cancelled() or prefill.exception() is not None:
+        return
+    end = prefill.result()
+    served.prefill_seconds = end.seconds
+    if hold.prefilling is not None and not end.is_refusal:
+        hold.prefilling.part_done()
+
+
+def _note_late_failure(prefill: asyncio.Future[PrefillEnd], hold: Hold) -> None:
+    """A prefill that failed without harm: the decode server had what it needed."""
+    failure = prefill.exception() if prefill.done() and not prefill.cancelled() else None
+    if isinstance(failure, LegFailed) and hold.prefilling is not None:
+        hold.prefilling.ended(failure.error)
 
 
 def _note_refusal(job: Job, server: Server, status: int) -> None:

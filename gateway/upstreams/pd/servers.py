@@ -4,78 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Literal
-
-from yarl import URL
+from dataclasses import dataclass
 
 from gateway.core.errors import GatewayError, ModeUnavailable, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.types import SIDES, Side
 from gateway.settings.schema import PairEngine, PairSettings, TargetSettings, TimeoutSettings
+from gateway.upstreams.choosing import Breaker
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.http.openai_http import OpenAIHttpUpstream
 from gateway.upstreams.pd.facts import ServerFacts, mismatch
-from gateway.upstreams.pd.figures import PdFigures
+from gateway.upstreams.pd.figures import Scraped
 from gateway.upstreams.pd.probe import Probe
+from gateway.upstreams.pd.server import NOT_ASKED, Server, ServerReport, double, not_asked, report
 
 logger = logging.getLogger(__name__)
 
-Side = Literal["prefill", "decode", "merged"]
-Unlearnt = UpstreamUnreachable | UpstreamTimeout
-SIDES: tuple[Side, ...] = ("prefill", "decode", "merged")
-_VERSION = re.compile(r"/(?:v\d+(?:(?:alpha|beta)\d*)?|openai)$", re.I)
 UP_SECONDS = 5.0  # between looks at servers that are all up
 DOWN_SECONDS = 1.0
 MAX_SILENT = 6  # a busy server may be slow to say that it is healthy; requests have deadlines of their own
-
-
-@dataclass(slots=True, eq=False)
-class Server:
-    """One address. `process` counts its lives: what was known of an earlier one doesn't hold."""
-
-    name: str
-    side: Side
-    base_url: str
-    client: OpenAIHttpUpstream
-    is_up: bool | None = None  # None = never asked; it is tried
-    process: int = 0
-    facts: ServerFacts | None = field(default=None, repr=False)
-    num_silent: int = 0  # looks in a row at which it took the connection and said nothing
-    learning: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    num_unlearnt: int = 0  # times that it could not be asked who it is
-    why_unlearnt: Unlearnt | None = None  # the last time
-    double_of: str | None = None  # a server before it on its side, whose process it turned out to be
-
-    @property
-    def root(self) -> str:
-        """Where the server's own pages are, besides those of the API."""
-        return _VERSION.sub("", self.base_url)
-
-    @property
-    def host(self) -> str:
-        return URL(self.base_url).host or ""
-
-    @property
-    def port(self) -> int:
-        return URL(self.base_url).port or 80
-
-    @property
-    def instance(self) -> tuple[str, int]:
-        return self.name, self.process
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReport:
-    """One server, for whoever looks at the gateway."""
-
-    name: str
-    side: str
-    url: str
-    state: str  # up, down or not asked yet
-    figures: PdFigures | None = None
-    problem: str | None = None  # why it is not used although it is up
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +40,19 @@ class Servers:
     """All of one pair. `watch` keeps an eye on them until it is cancelled."""
 
     def __init__(
-        self, settings: PairSettings, clients: HttpClients, timeouts: TimeoutSettings, hop_id: str, probe: Probe
+        self,
+        settings: PairSettings,
+        clients: HttpClients,
+        timeouts: TimeoutSettings,
+        hop_id: str,
+        probe: Probe,
+        *,
+        make_breaker: Callable[[], Breaker],
     ) -> None:
         self.engine: PairEngine = settings.engine
         self._probe = probe
         self._all = [
-            Server(f"{side}-{i}", side, url, _client(settings, url, clients, timeouts, hop_id))
+            Server(f"{side}-{i}", side, url, _client(settings, url, clients, timeouts, hop_id), make_breaker())
             for side in SIDES
             for i, url in enumerate(getattr(settings, side))
         ]
@@ -110,20 +65,31 @@ class Servers:
     def named(self, name: str) -> Server:
         return next(server for server in self._all if server.name == name)
 
-    def usable(self, side: Side, only_url: str | None = None, without: Iterable[str] = ()) -> list[Server]:
-        """Those that are not known to be down, each process once. One that is silent only if there is no other."""
+    def up(self, side: Side, only_url: str | None = None, without: Iterable[str] = ()) -> list[Server]:
+        """Those that are not known to be down, each process once. A request may have to leave some of them alone."""
         left_out = set(without)
-        found = [
+        return [
             server
             for server in self.of(side)
             if server.is_up is not False and server.name not in left_out and only_url in (None, server.base_url)
             if server.double_of is None
         ]
+
+    def usable(self, side: Side, only_url: str | None = None, without: Iterable[str] = ()) -> list[Server]:
+        """Of those that are up the ones that a request may go to. One that is silent only if there is no other."""
+        found = [server for server in self.up(side, only_url, without) if server.breaker.wait_seconds() <= 0]
         return [server for server in found if not server.num_silent] or found
 
+    def serves(self, side: Side) -> bool:
+        """Whether one is up that isn't left alone. One that is being tried counts, so that this doesn't flicker."""
+        return any(server.breaker.state != "open" for server in self.up(side))
+
     def has_pair(self) -> bool:
-        """Whether a prefill and a decode server are up that aren't known not to belong together."""
-        prefill, decode = ({server.name for server in self.usable(side)} for side in ("prefill", "decode"))
+        """Whether a prefill and a decode server serve that aren't known not to belong together."""
+        prefill, decode = (
+            {server.name for server in self.up(side) if server.breaker.state != "open"}
+            for side in ("prefill", "decode")
+        )
         reports = self.pair_reports()
         return any(one.prefill in prefill and one.decode in decode and one.problem is None for one in reports)
 
@@ -154,13 +120,16 @@ class Servers:
         server.num_silent = server.num_silent + 1 if is_up is None else 0
         if is_up is None and server.num_silent < MAX_SILENT:
             return
-        if is_up and (server.is_up is False or await self._was_replaced(server)):
+        was_replaced = bool(is_up) and (server.was_seen_down or await self._was_replaced(server))
+        if is_up and (server.is_up is False or was_replaced):
             server.process += 1
             self._forget(server)
             logger.info("%s at %s is up again", server.name, server.base_url)
         elif not is_up and server.is_up is not False:
             logger.warning("%s at %s is down: GET /health does not answer 200", server.name, server.base_url)
-        server.is_up = bool(is_up)
+        if was_replaced:
+            server.breaker.recovered()  # what a request alone took for down may be as ill as before
+        server.is_up, server.was_seen_down = bool(is_up), not is_up
 
     async def _was_replaced(self, server: Server) -> bool:
         """Mooncake's engine ids are in every request, and new in every process: also in one that came back unseen."""
@@ -208,7 +177,7 @@ class Servers:
     def _doubles(self) -> Iterator[tuple[Server, str]]:
         for server in self._all:
             if server.double_of is not None:
-                yield server, _double(server)
+                yield server, double(server)
 
     async def problem_of(self, prefill: Server, decode: Server) -> str | None:
         for server in (prefill, decode):
@@ -251,20 +220,9 @@ class Servers:
 
     # ------------------------------------------------------------------------------------------------------- reports
 
-    def reports(self, figures: Mapping[str, PdFigures | None] | None = None) -> list[ServerReport]:
-        states = {True: "up", False: "down", None: "not asked yet"}
-        known = figures or {}
-        return [
-            ServerReport(
-                server.name,
-                server.side,
-                server.base_url,
-                states[server.is_up],
-                known.get(server.name),
-                _double(server) if server.double_of is not None else None,
-            )
-            for server in self._all
-        ]
+    def reports(self, scraped: Mapping[str, Scraped] | None = None) -> list[ServerReport]:
+        known = scraped or {}
+        return [report(server, known.get(server.name, NOT_ASKED)) for server in self._all]
 
     def pair_reports(self) -> list[PairReport]:
         return [
@@ -275,16 +233,12 @@ class Servers:
             for decode in self.of("decode")
         ]
 
-    async def figures(self) -> dict[str, PdFigures | None]:
+    async def figures(self) -> dict[str, Scraped]:
         """Of those that answer: whoever asks must not wait for the others."""
         asked = [server for server in self._all if server.is_up is not False and not server.num_silent]
         found = await asyncio.gather(*(self._probe.figures(server.root) for server in asked))
-        said = {server.name: figures for server, figures in zip(asked, found, strict=True)}
-        return {server.name: said.get(server.name) for server in self._all}
-
-
-def _double(server: Server) -> str:
-    return f"it is the same server as {server.double_of}, and is not used; name each server once"
+        said = {server.name: scraped for server, scraped in zip(asked, found, strict=True)}
+        return {server.name: said.get(server.name) or not_asked(server) for server in self._all}
 
 
 def _client(

@@ -9,23 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.core.errors import ModeUnavailable, UpstreamGone, UpstreamTimeout
-from gateway.core.types import CacheMode, ModelCard
+from gateway.core.errors import GatewayError, ModeUnavailable, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.types import SIDES, CacheMode, ModelCard, Side
 from gateway.settings.schema import PairSettings, TimeoutSettings
 from gateway.upstreams.base import RawRequest, RawResponse
-from gateway.upstreams.choosing import Assignment, Chooser
+from gateway.upstreams.choosing import Breaker, Chooser
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.pd.admission import Admission
 from gateway.upstreams.pd.bodies import split_fields
 from gateway.upstreams.pd.choice import choice_request, salted
-from gateway.upstreams.pd.figures import PdFigures
-from gateway.upstreams.pd.job import Hold, Job
+from gateway.upstreams.pd.figures import Scraped
+from gateway.upstreams.pd.job import Hold, Job, Stay
+from gateway.upstreams.pd.judging import Judge
 from gateway.upstreams.pd.legs import LegFailed
 from gateway.upstreams.pd.picking import NoPartner, Picker
 from gateway.upstreams.pd.plans import refuse_transfer_fields
 from gateway.upstreams.pd.probe import Probe
 from gateway.upstreams.pd.running import OnFailure, Runner
-from gateway.upstreams.pd.servers import SIDES, PairReport, Server, ServerReport, Servers, Side
+from gateway.upstreams.pd.server import Server, ServerReport
+from gateway.upstreams.pd.servers import PairReport, Servers
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class PairUpstream:
         hop_id: str,
         *,
         make_chooser: Callable[[], Chooser],
+        make_breaker: Callable[[], Breaker],
         on_failure: OnFailure = lambda side: None,
     ) -> None:
         self.name = settings.name
@@ -53,10 +56,17 @@ class PairUpstream:
         self._settings = settings
         key = settings.api_key.get_secret_value().strip() if settings.api_key else ""
         probe = Probe(clients, key, settings.engine, settings.bootstrap_port)
-        self._servers = Servers(settings, clients, timeouts, hop_id, probe)
+        self._servers = Servers(settings, clients, timeouts, hop_id, probe, make_breaker=make_breaker)
         choosers: dict[Side, Chooser] = {side: make_chooser() for side in SIDES}
-        self._picker = Picker(settings.name, self._servers, _admissions(settings), choosers)
-        self._runner = Runner(settings, probe, on_failure)
+        self._judge = Judge(is_sole=len(settings.prefill) == len(settings.decode) == 1)
+        self._picker = Picker(
+            settings.name,
+            self._servers,
+            _admissions(settings),
+            choosers,
+            suspected_with=self._judge.suspected_with,
+        )
+        self._runner = Runner(settings, probe, self._judge, on_failure)
         self._on_failure = on_failure
         self._cards: Sequence[ModelCard] = [
             ModelCard(id=name, target=self.name, owned_by=self.name, modes=tuple(self.modes()))
@@ -102,26 +112,26 @@ class PairUpstream:
     def serves(self, mode: CacheMode) -> bool:
         """Whether a request in this mode would find servers at this moment; one that was never asked is tried."""
         if mode is CacheMode.MERGED:
-            return bool(self._servers.usable("merged"))
+            return self._servers.serves("merged")
         return self._servers.has_pair()
 
     def pair_reports(self) -> list[PairReport]:
         return self._servers.pair_reports()
 
-    def server_reports(self, figures: Mapping[str, PdFigures | None] | None = None) -> list[ServerReport]:
-        return self._servers.reports(figures)
+    def server_reports(self, scraped: Mapping[str, Scraped] | None = None) -> list[ServerReport]:
+        return self._servers.reports(scraped)
 
-    async def figures(self) -> dict[str, PdFigures | None]:
-        """What each server exports at this moment; None = nothing."""
+    async def figures(self) -> dict[str, Scraped]:
+        """What each server exports at this moment, or why that isn't known."""
         return await self._servers.figures()
 
     @property
     def knows_models(self) -> bool:
-        return bool(self._cards) or any(s.client.knows_models for side in _TELLING for s in self._servers.usable(side))
+        return bool(self._cards) or any(s.client.knows_models for side in _TELLING for s in self._servers.up(side))
 
     async def models(self) -> Sequence[ModelCard]:
         """Of the first server that tells; those of before while none does: a model doesn't go with its servers."""
-        for server in [server for side in _TELLING for server in self._servers.usable(side)]:
+        for server in [server for side in _TELLING for server in self._servers.up(side)]:
             if cards := await server.client.models():
                 self._cards = [replace(card, modes=tuple(self.modes())) for card in cards]
                 break
@@ -176,8 +186,10 @@ class PairUpstream:
             except LegFailed as failure:
                 self._learn(failure)
                 self._on_failure(failure.server.side)
+                if failure.was_asked:
+                    raise _to_tell(failure, self._has_untried(job, failure)) from None
                 job.tried.add(failure.server.name)
-                if failure.was_asked or not self._has_others(job):
+                if not self._has_others(job):
                     raise failure.error from None
             except NoPartner as lonely:
                 job.tried.add(lonely.decode.name)
@@ -186,7 +198,7 @@ class PairUpstream:
 
     async def _attempt(self, job: Job) -> RawResponse:
         decode, slot, decoding = await self._picker.place(job, "decode")
-        prefilling: Assignment | None = None
+        prefilling: Stay | None = None
         try:
             prefill, prefilling = await self._picker.prefill(job, decode)
             served = job.served
@@ -194,9 +206,14 @@ class PairUpstream:
             served.instance = f"{prefill.name} + {decode.name}"
             served.instance_reason = f"prefill {prefilling.reason}; decode {decoding.reason}"
             return await self._runner.split(job, prefill, decode, Hold(slot, decoding, prefilling))
-        except BaseException:
-            Hold(slot, decoding, prefilling).release()
+        except BaseException as error:
+            self._end(error, job, Hold(slot, decoding, prefilling))
             raise
+
+    def _end(self, error: BaseException, job: Job, hold: Hold) -> None:
+        if isinstance(error, LegFailed):
+            self._judge.failed(error, job, hold)
+        hold.release()
 
     async def _merged(self, job: Job) -> RawResponse:
         """One replica; another one if that isn't there."""
@@ -206,25 +223,31 @@ class PairUpstream:
             except LegFailed as failure:
                 self._learn(failure)
                 job.tried.add(failure.server.name)
-                if failure.was_asked or not self._servers.usable("merged", None, job.tried):
+                if failure.was_asked:
+                    raise _to_tell(failure, self._has_other_merged(job)) from None
+                if not self._servers.usable("merged", None, job.tried):
                     raise failure.error from None
 
     async def _at_merged(self, job: Job) -> RawResponse:
         server, slot, assignment = await self._picker.place(job, "merged")
         job.served.queue_seconds = time.monotonic() - job.arrived_at
-        return await self._plain(job, server, CacheMode.MERGED, Hold(slot, assignment), assignment.reason)
+        hold = Hold(slot, assignment)
+        has_others = self._has_other_merged(job, server.name)
+        return await self._plain(job, server, CacheMode.MERGED, hold, assignment.reason, has_others=has_others)
 
     async def _prefill_alone(self, job: Job) -> RawResponse:
         server, assignment = self._picker.one(job, "prefill", job.only_prefill)
         why = f"one token, made by prefill alone; {assignment.reason}"
         return await self._plain(job, server, CacheMode.SPLIT, Hold(None, assignment), why)
 
-    async def _plain(self, job: Job, server: Server, mode: CacheMode, hold: Hold, reason: str) -> RawResponse:
+    async def _plain(
+        self, job: Job, server: Server, mode: CacheMode, hold: Hold, reason: str, *, has_others: bool = False
+    ) -> RawResponse:
         job.served.instance, job.served.instance_reason = server.name, reason
         try:
-            return await self._runner.plain(job, server, mode, hold)
-        except BaseException:
-            hold.release()
+            return await self._runner.plain(job, server, mode, hold, has_others=has_others)
+        except BaseException as error:
+            self._end(error, job, hold)
             raise
 
     def _learn(self, failure: LegFailed) -> None:
@@ -234,11 +257,32 @@ class PairUpstream:
         elif isinstance(failure.error, UpstreamGone | UpstreamTimeout):
             self._servers.look_soon()
 
+    def _has_other_merged(self, job: Job, *besides: str) -> bool:
+        return bool(self._servers.usable("merged", None, {*job.tried, *job.request.failed_at, *besides}))
+
     def _has_others(self, job: Job) -> bool:
-        has_prefill = bool(self._servers.usable("prefill", job.only_prefill, job.tried))
-        if self._runner.needs_no_decode(job.fields):
-            return has_prefill
-        return has_prefill and bool(self._servers.usable("decode", job.only_decode, job.tried))
+        """Whether it can go on without those that were tried."""
+        return all(self._servers.usable(side, only, job.tried) for side, only in self._needed(job))
+
+    def _has_untried(self, job: Job, failure: LegFailed) -> bool:
+        """Whether a retry would go to another server than the one that has failed, or that may have."""
+        failed_at = {*job.tried, *job.request.failed_at}
+        untried = {side for side, only in self._needed(job) if self._servers.usable(side, only, failed_at)}
+        has_other = bool(untried) if failure.is_shared else failure.server.side in untried
+        return has_other and self._has_others(job)
+
+    def _needed(self, job: Job) -> list[tuple[Side, str | None]]:
+        prefill: tuple[Side, str | None] = ("prefill", job.only_prefill)
+        decode: tuple[Side, str | None] = ("decode", job.only_decode)
+        return [prefill] if self._runner.needs_no_decode(job.fields) else [prefill, decode]
+
+
+def _to_tell(failure: LegFailed, has_others: bool) -> GatewayError:
+    """What is final of one server isn't of the target while there is another one, which may be asked at once."""
+    error = failure.error
+    if has_others and isinstance(error, UpstreamError) and error.status >= 500:
+        error.is_final, error.retry_after_seconds = False, None
+    return error
 
 
 def _admissions(settings: PairSettings) -> dict[Side, Admission]:
