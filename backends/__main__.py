@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import msgspec
 
 from backends.config import EngineConfig
 from backends.protocol.framing import Encoder
+from backends.protocol.garbage import keep_what_is_there
 from backends.protocol.messages import StartFailed
 from backends.server.control import die_with_parent
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     set_threads(config, os.environ)
     from backends.server.process import run_instance  # noqa: PLC0415 - after the threads are set
 
-    return asyncio.run(run_instance(config, gateway, control, built=_keep_what_is_there))
+    return asyncio.run(run_instance(config, gateway, control, built=keep_what_is_there))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -100,12 +100,6 @@ def set_threads(config: EngineConfig, environ: MutableMapping[str, str]) -> None
     if config.num_threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             environ[name] = str(config.num_threads)
-
-
-def _keep_what_is_there() -> None:
-    """Torch and the model stay to the end: looking through them for garbage would stop every answer for 0.1 s."""
-    gc.collect()
-    gc.freeze()
 
 
 def _exit(code: int) -> NoReturn:

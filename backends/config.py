@@ -6,11 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from backends.protocol.messages import Role, TransferMode
+from backends.protocol.messages import Role, TransferBackend, TransferMode
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 WeightDType = Literal["auto", "fp32", "bf16", "int8", "int4"]
-TransferBackend = Literal["local", "nixl", "cuda_ipc"]
 KVCacheDType = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 

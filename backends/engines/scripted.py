@@ -44,13 +44,8 @@ from backends.protocol.messages import (
     Usage,
 )
 
-SCRIPTED = "scripted"
 DEFAULT_NUM_BLOCKS = 1024
 VOCAB_SIZE = 1 << 20
-
-
-def is_scripted(model: str) -> bool:
-    return model.partition(":")[0] == SCRIPTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,9 @@ from typing import Any, get_args
 
 import torch
 
-from backends.config import TransferBackend
 from backends.kv_transfer.base import Connect, KVConnector, KVLayout
 from backends.kv_transfer.registry import make_connect, make_pool, unfit
-from backends.protocol.messages import EngineInfo, Pair
+from backends.protocol.messages import EngineInfo, Pair, TransferBackend
 
 BLOCK_SIZE = 16
 NUM_LAYERS, BYTES_PER_TOKEN = 30, 23_040  # of the bundled model, in bf16

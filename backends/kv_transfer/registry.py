@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.config import TransferBackend
 from backends.kv_transfer import nixl_agent
 from backends.kv_transfer.base import Connect, KVConnector, KVLayout, KVMemory
 from backends.kv_transfer.cuda_ipc import CudaKVMemory, cuda_connect
 from backends.kv_transfer.nixl import NixlKVMemory, nixl_connect
 from backends.kv_transfer.pages import Prefaulter
 from backends.kv_transfer.shared_memory import SharedKVMemory, local_connect
-from backends.protocol.messages import Pair
+from backends.protocol.messages import Pair, TransferBackend
 
 Pool = tuple[KVMemory, Tensor]  # what peers reach, and all of it as bytes
 

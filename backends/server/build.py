@@ -7,8 +7,9 @@ from collections.abc import Callable
 from backends.config import EngineConfig
 from backends.core.errors import PoolTooSmall
 from backends.engines.base import Emit
-from backends.engines.scripted import ScriptedCodec, ScriptedEngine, is_scripted, start_script
+from backends.engines.scripted import ScriptedCodec, ScriptedEngine, start_script
 from backends.engines.scripted_split import ScriptedDecodeEngine, ScriptedPrefillEngine
+from backends.protocol.model_names import is_scripted
 from backends.server.devices import bind_computing_threads, give_way
 from backends.server.instances import DecodeInstance, Instance, MergedInstance, PrefillInstance
 

@@ -15,6 +15,7 @@ import msgspec
 
 from backends.protocol.messages import Timings
 from gateway.bench.answer import error_message
+from gateway.bench.failures import reason_of
 from gateway.bench.instances import peaks_by_role, processes_by_role
 from gateway.bench.options import CompareError
 from gateway.bench.rows import Peaks, Process, ServedModel
@@ -133,7 +134,8 @@ class GatewayClient:
         except TimeoutError:
             raise Unreachable(f"{path} at {self._url} gave no answer in {CALL_TIMEOUT.total} s") from None
         except aiohttp.ClientError as error:
-            raise Unreachable(f"no gateway answers at {self._url} ({error}). Start one with: kvgate serve") from None
+            why = f"no gateway answers at {self._url}: {reason_of(error)}"
+            raise Unreachable(f"{why}. Start one with: kvgate serve; or give its --url") from None
         if response.status != 200:
             raise Refused(path, response.status, self.without_key(refusal_message(answer) + _advice(response.status)))
         try:

@@ -13,6 +13,7 @@ import aiohttp
 
 from gateway.bench.answer import AnswerReader
 from gateway.bench.client import GatewayClient
+from gateway.bench.failures import reason_of
 from gateway.bench.options import WrongMode
 from gateway.bench.rows import Outcome, RequestRow
 from gateway.bench.sse import SseParser
@@ -58,7 +59,7 @@ async def measure(measurement: Measurement, planned: PlannedRequest, *, intended
     except TimeoutError:
         exchange.fail("timeout", f"no whole answer within {measurement.timeout_seconds:g} s")
     except aiohttp.ClientError as error:
-        exchange.fail("error", measurement.client.without_key(f"connection: {error or type(error).__name__}"))
+        exchange.fail("error", f"no whole answer: {reason_of(error)}")
     return _row(measurement, planned, exchange, intended_at=intended_at, sent_at=sent_at)
 
 

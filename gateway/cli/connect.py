@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -128,22 +129,35 @@ def _file_client(client: Client, target: Target, notes: list[str], arguments: ar
     path = client.find_file(home, environ)
     notes += [*_size_notes(client, target), *_present_notes(client, target, path)]
     if arguments.write:
-        return _write(client, target, notes, path, as_json=arguments.json)
+        return _write(client, target, notes, path, arguments)
     text = _shown(merge(client.format, "", client.entries(target)).text, target, arguments)
     if arguments.json:
         return _print_json(client, target, notes, file=str(path), text=text)
-    _say(f"{client.title}: merge this into {path}, or run: kvgate connect {client.name} --write")
+    _say(f"{client.title}: merge this into {path}, or run: {_again(client, arguments)} --write")
     print(text, end="" if text.endswith("\n") else "\n")
     _say_notes(notes + _mask_note(target, arguments))
     return 0
 
 
-def _write(client: Client, target: Target, notes: list[str], path: Path, *, as_json: bool) -> int:
+def _again(client: Client, arguments: argparse.Namespace) -> str:
+    """This very command, for a next step that has to do the same. A key isn't repeated."""
+    key = " --key KEY" if arguments.key is not None else ""
+    named = _options(arguments, "mode", "url", "model", "max_output", "home", "config")
+    return f"kvgate connect {client.name}{named}{key}"
+
+
+def _options(arguments: argparse.Namespace, *names: str) -> str:
+    """Those of them that were given, as they were, for a shell."""
+    given = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
+    return "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given)
+
+
+def _write(client: Client, target: Target, notes: list[str], path: Path, arguments: argparse.Namespace) -> int:
     result = connecting.write(path, client.format, client.entries(target), client.owned)
     if result.is_readable_by_others and target.key != DEFAULT_KEY:
         notes.append(f"the file holds a key and other users of this machine can read it: chmod 600 {path}")
     changed = [".".join(one) for one in result.changed]
-    if as_json:
+    if arguments.json:
         backup = str(result.backup) if result.backup else None
         return _print_json(client, target, notes, file=str(path), changed=changed, backup=backup)
     if not changed:
@@ -153,8 +167,9 @@ def _write(client: Client, target: Target, notes: list[str], path: Path, *, as_j
         print(f"  set: {', '.join(dict.fromkeys('.'.join(one[:2]) for one in result.changed))}")
         if result.backup:
             print(f"  backup: {result.backup}")
-        print(f"  undo: kvgate connect {client.name} --undo")
-        print(f"  then: {client.then}; kvgate doctor --client {client.name} tries it")
+        print(f"  undo: kvgate connect {client.name}{_options(arguments, 'home')} --undo")
+        doctor = f"kvgate doctor --client {client.name}{_options(arguments, 'home', 'config')}"
+        print(f"  then: {client.then}; {doctor} tries it")
     _say_notes(notes)
     return 0
 

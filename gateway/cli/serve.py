@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from backends.protocol.garbage import keep_what_is_there
+from backends.protocol.model_names import is_scripted, problem_of
 from gateway.cli.listening import BACKLOG, CannotListen, bind_sockets, close_all, explain, url_of
 from gateway.cli.loading import load
 from gateway.cli.logs import LEVELS, set_up_logging
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.config, flags_of(arguments))
     if loaded is None:
         return 1
-    problem = missing_package(loaded.settings) or too_many_instances(loaded.settings)
+    problem = missing_package(loaded.settings) or too_many_instances(loaded.settings) or no_model(loaded.settings)
     if problem is not None:
         print(f"kvgate: {problem}", file=sys.stderr)
         return 1
@@ -179,6 +180,15 @@ def too_many_instances(settings: Settings) -> str | None:
     return None
 
 
+def no_model(settings: Settings) -> str | None:
+    """Why the bundled engine's model can't be there. Of a hub id, that shows only when an engine fetches it."""
+    engine = settings.effective_engine()
+    if engine is None or is_scripted(engine.model):
+        return None
+    problem = problem_of(engine.model)
+    return None if problem is None else f"engine.model (--model): {problem}"
+
+
 def start_line(settings: Settings, url: str, source: str) -> str:
     """Everything a user wants to know first, in one line."""
     engine, server = settings.effective_engine(), settings.server
@@ -227,7 +237,7 @@ def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings, source: Sour
 
     make = partial(build_app, source=source)
     try:
-        return asyncio.run(serve(sockets, loaded, make, started=_keep_what_is_there, reload_signal=reload_signal))
+        return asyncio.run(serve(sockets, loaded, make, started=keep_what_is_there, reload_signal=reload_signal))
     except CannotListen as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
@@ -237,12 +247,6 @@ def _serve_on(sockets: list[socket.socket], loaded: LoadedSettings, source: Sour
 
 class AppFactory(Protocol):
     def __call__(self, settings: Settings, *, notices: Sequence[str] = ()) -> web.Application: ...
-
-
-def _keep_what_is_there() -> None:
-    """Modules and settings stay to the end: looking through them for garbage would hold up answers by 30 ms."""
-    gc.collect()
-    gc.freeze()
 
 
 async def serve(

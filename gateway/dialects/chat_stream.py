@@ -49,6 +49,11 @@ class ChatDecoder:
         return bool(self._choices) and all(choice.reason is not None for choice in self._choices.values())
 
     @property
+    def num_choices(self) -> int:
+        """That have begun."""
+        return len(self._choices)
+
+    @property
     def ended(self) -> bool:
         """After `[DONE]`: nothing more counts."""
         return self._ended

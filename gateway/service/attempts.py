@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, UpstreamTimeout
 from gateway.core.types import CacheStrategy, Route
 from gateway.records.store import AttemptRecord
 from gateway.routing.breaker import Verdict
@@ -26,6 +26,8 @@ from gateway.service.exchange import Exchange, Outcome
 from gateway.service.guard import TargetGuard
 
 logger = logging.getLogger(__name__)
+
+_SILENCE = failure_of(UpstreamTimeout("No answer within the time that a request may take."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,27 @@ class Attempts:
             if not failure.was_sent:
                 exchange.num_attempts = num_sent
             raise
+        except asyncio.CancelledError:
+            if ticket is not None and self._is_silence():
+                outcome, verdict = self._judge(option, _SILENCE)
+            raise
         finally:
             if guard is not None and ticket is not None:
                 guard.leave(ticket, verdict, outcome)
             seconds = time.monotonic() - started_at
             mode = option.strategy.mode.value
             exchange.attempts.append(AttemptRecord(option.route.target, mode, outcome, seconds))
+
+    def _is_silence(self) -> bool:
+        """Whether an attempt that is broken off is so because its target never began to answer.
+
+        Not if the client has left, nor if others had most of the time that a request may take.
+        """
+        exchange = self._exchange
+        if not exchange.is_out_of_time() or exchange.has_output or exchange.sent_to_upstream_at is None:
+            return False
+        now = time.monotonic()
+        return now - exchange.sent_to_upstream_at >= (now - self._started_at) / 2
 
     def _judge(self, option: Option, failure: Failure | None) -> tuple[str, Verdict]:
         if failure is None:

@@ -132,7 +132,8 @@ class ChatService:
         upstream = self._targets.get(route.target)
         if upstream is None:
             form, engine = form_of(call.body.values(without=CONTROL_FIELDS)), self._asking.engine_of(route)
-            return await count_here(engine, call, strategy, form, self._asking.defaults_of(card_of(engine, route)))
+            defaults = self._asking.defaults_of(card_of(engine, route))
+            return await count_here(engine, call, strategy, form, defaults, around=self._around)
         if call.dialect.name not in upstream.dialects:
             raise NotFound(f"Upstream {route.target!r} can't count tokens.")
         request = count_request(call, self._settings, strategy, route, path)

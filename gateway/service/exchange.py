@@ -110,6 +110,7 @@ class Exchange:
         self.limit_headers: Callable[[], dict[str, str]] | None = None  # what is left of that key's limits
         self.prices: PriceBook | None = None
         self.cost_usd: float | None = None  # None = not known
+        self.is_out_of_time: Callable[[], bool] = lambda: False  # it took longer than any request may
         self.notices: list[str] = []  # told to the client and kept in the record
 
     def note(self, notices: Iterable[str]) -> None:
@@ -134,6 +135,10 @@ class Exchange:
         self.instance = self.instance_reason = ""
         self.served = None
         self.sent_to_upstream_at = time.monotonic()
+        self.num_attempts += 1
+
+    def count_resend(self) -> None:
+        """It went out once more within an attempt: over a connection that seemed to be kept, and had just ended."""
         self.num_attempts += 1
 
     def serve(self, served: Served) -> None:

@@ -65,11 +65,13 @@ def translated_plan(
     if limits == (None, None) and settings.request.max_tokens is not None:
         fields["max_tokens"] = settings.request.max_tokens
     headers = _headers(exchange.call, settings, strategy)
-    plain = RawRequest(CHAT_PATH, msgspec.json.encode(fields), headers, exchange.stream, strategy=strategy)
+    data, resent = msgspec.json.encode(fields), exchange.count_resend
+    plain = RawRequest(CHAT_PATH, data, headers, exchange.stream, strategy=strategy, on_resent=resent)
+    num_choices = fields.get("n") or 1
     if not exchange.stream:
-        return PassThroughPlan(plain)
+        return PassThroughPlan(plain, num_choices=num_choices)
     data = msgspec.json.encode(fields | {"stream_options": {"include_usage": True}})
-    return PassThroughPlan(dataclasses.replace(plain, body=data), without_usage=plain)
+    return PassThroughPlan(dataclasses.replace(plain, body=data), without_usage=plain, num_choices=num_choices)
 
 
 def count_request(call: Call, settings: Settings, strategy: CacheStrategy, route: Route, path: str) -> RawRequest:
@@ -85,7 +87,8 @@ def _raw(exchange: Exchange, settings: Settings, strategy: CacheStrategy, data: 
     dialect = exchange.call.dialect
     key_header = "x-api-key" if dialect.name == "anthropic_messages" else "Authorization"
     headers = _headers(exchange.call, settings, strategy)
-    return RawRequest(dialect.path, data, headers, exchange.stream, key_header, strategy)
+    resent = exchange.count_resend
+    return RawRequest(dialect.path, data, headers, exchange.stream, key_header, strategy, on_resent=resent)
 
 
 def _fill_in(exchange: Exchange, defaults: RequestSettings, route: Route) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class PassThroughPlan:
     request: RawRequest
     without_usage: RawRequest | None = None  # the same without the usage we asked for on our own account
     strip_usage: bool = False  # the client didn't ask for usage
+    num_choices: int = 1  # that an answer in another API's words has
 
 
 async def open_response(exchange: Exchange, upstream: PassThroughUpstream, plan: PassThroughPlan) -> RawResponse:

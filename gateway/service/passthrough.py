@@ -8,10 +8,11 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway.core.errors import CUT, GatewayError, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.errors import CUT, GatewayError, UpstreamError, UpstreamGone
 from gateway.core.sse_scan import MAX_FRAME_BYTES, Frame, FrameTooLong, SseScanner
 from gateway.dialects import sniff, sniff_anthropic, sniff_responses
 from gateway.dialects.sniff import Seen, Sniffer
+from gateway.service.ending import until_end
 from gateway.service.exchange import Exchange, Outcome
 from gateway.service.local import timing_comment
 from gateway.service.opening import PassThroughPlan, open_response, read_answer, refuse_stream
@@ -85,7 +86,7 @@ async def stream_bytes(
             return
         relay = _Relay(exchange, plan.strip_usage)
         chunks = response.chunks()
-        async for chunk in _until_cut(chunks, relay):
+        async for chunk in until_end(chunks, lambda: relay.complete):
             for out in relay.take(chunk):
                 if out:
                     yield out
@@ -108,16 +109,6 @@ async def _whole_instead_of_stream(exchange: Exchange, response: RawResponse) ->
     _accept_whole(exchange, body)
     exchange.note(("the upstream answered without a stream",))
     return body
-
-
-async def _until_cut(chunks: AsyncIterator[bytes], relay: _Relay) -> AsyncIterator[bytes]:
-    """The chunks; a connection that breaks or falls silent once the answer is complete is its end."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    except (UpstreamGone, UpstreamTimeout):
-        if not relay.complete:
-            raise
 
 
 async def drain(chunks: AsyncIterator[bytes]) -> None:

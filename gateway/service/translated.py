@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from gateway.core.errors import UpstreamError, UpstreamGone
 from gateway.core.sse_scan import FrameTooLong, SseScanner
 from gateway.core.types import StreamEvent
 from gateway.dialects.chat_stream import ChatDecoder, upstream_error
+from gateway.service.ending import until_end
 from gateway.service.exchange import Exchange
 from gateway.service.opening import MAX_ANSWER_BYTES, PassThroughPlan, open_response, read_answer
 from gateway.service.passthrough import drain
@@ -22,10 +23,11 @@ async def chat_events(
     response = await _open(exchange, upstream, plan)
     is_stream, exchange.content_type = exchange.content_type.startswith("text/event-stream"), answered_as
     decoder, chunks = ChatDecoder(exchange.call.request_id), response.chunks()
+    is_complete = lambda: decoder.complete and decoder.num_choices >= plan.num_choices  # noqa: E731
     try:
         if is_stream:
             pieces = chunks if exchange.stream else _bounded(chunks)
-            async for events in _decoded(pieces, decoder):
+            async for events in _decoded(until_end(pieces, is_complete), decoder, is_complete):
                 for event in events:
                     yield event
             last = decoder.finish()
@@ -63,8 +65,10 @@ async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _decoded(chunks: AsyncIterator[bytes], decoder: ChatDecoder) -> AsyncIterator[list[StreamEvent]]:
-    """Events up to the stream's end mark, or its end. A connection that breaks once all is said is its end too."""
+async def _decoded(
+    chunks: AsyncIterator[bytes], decoder: ChatDecoder, is_complete: Callable[[], bool]
+) -> AsyncIterator[list[StreamEvent]]:
+    """Events up to the stream's end mark, or its end. Half a frame once all is said costs nothing."""
     scanner = SseScanner()
     try:
         async for chunk in chunks:
@@ -77,5 +81,5 @@ async def _decoded(chunks: AsyncIterator[bytes], decoder: ChatDecoder) -> AsyncI
     except FrameTooLong as error:
         raise UpstreamGone(f"The upstream's stream can't be read. {error}") from None
     except UpstreamGone:
-        if not decoder.complete:
+        if not is_complete():
             raise

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.bench.answer import AnswerReader
 from gateway.bench.client import refusal_message
+from gateway.bench.failures import reason_of
 from gateway.bench.measure import Clock
 from gateway.bench.process import BenchError
 from gateway.bench.sse import SseParser
@@ -85,7 +86,7 @@ class CompletionClient:
         except TimeoutError:
             raise BenchError(f"no whole answer within {self.timeout_seconds:g} s") from None
         except aiohttp.ClientError as error:
-            raise BenchError(f"connection: {error or type(error).__name__}") from None
+            raise BenchError(f"no whole answer from {self.url}: {reason_of(error)}") from None
         _finish(sample, reader, self.clock())
 
     async def _read(

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.bench.answer import AnswerReader
 from gateway.bench.client import refusal_message
+from gateway.bench.failures import reason_of
 from gateway.bench.gateways.sizes import WORD, Kind, request_body
 from gateway.bench.process import BenchError
 from gateway.bench.sse import SseParser
@@ -80,7 +81,7 @@ class Client:
         except TimeoutError:
             raise BenchError(f"{place.name}, {kind}: no whole answer within {self.timeout_seconds:g} s") from None
         except aiohttp.ClientError as error:
-            raise BenchError(f"{place.name}, {kind}: connection: {error or type(error).__name__}") from None
+            raise BenchError(f"{place.name}, {kind}: no whole answer from {place.url}: {reason_of(error)}") from None
         ended_at = time.perf_counter()
         if first is None or not is_whole(body, kind, self.num_chunks):
             raise BenchError(f"{place.name}, {kind}: not the whole answer: {body[-MAX_SHOWN:]!r}")
@@ -137,4 +138,4 @@ async def set_gap(session: aiohttp.ClientSession, upstream_url: str, gap_seconds
         ) as response:
             return int((await response.json())["max_open"])
     except (aiohttp.ClientError, TimeoutError, KeyError) as error:
-        raise BenchError(f"the scripted upstream: {error or type(error).__name__}") from None
+        raise BenchError(f"the scripted upstream at {upstream_url}: {reason_of(error)}") from None

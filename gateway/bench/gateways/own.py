@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import aiohttp
 
+from gateway.bench.failures import reason_of
 from gateway.bench.process import BenchError
 
 LAG_SERIES = "kvgate_event_loop_lag_seconds"
@@ -59,7 +60,7 @@ class OwnGateway:
             async with self._session.get(self._url + path, headers=self._headers, timeout=TIMEOUT) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise BenchError(f"{path}: {error or type(error).__name__}") from None
+            raise BenchError(f"{self._url}{path}: {reason_of(error)}") from None
 
 
 def total_of(metrics: str, series: str) -> float:
