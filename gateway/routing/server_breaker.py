@@ -45,8 +45,10 @@ class ServerBreaker:
 
     def ended(self, ticket: Ticket, verdict: Verdict, why: str) -> None:
         self._breaker.ended(ticket, verdict, self._clock())
-        if verdict in (Verdict.SUCCESS, Verdict.FAILURE):
+        if verdict is Verdict.FAILURE:
             self.last_failure = why
+        elif self._breaker.num_failures == 0:  # not by the late success of one that was let in before the others failed
+            self.last_failure = ""
 
 
 class ServerVisit:

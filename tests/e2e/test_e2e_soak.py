@@ -81,11 +81,7 @@ async def ask(session: aiohttp.ClientSession, url: str, prompt: Prompt, leave_af
                 if response.status != 200:
                     answer.body = await response.json()
                     return answer
-                pending = b""
-                async for chunk in response.content.iter_any():
-                    *lines, pending = (pending + chunk).split(b"\n")
-                    for line in lines:
-                        answer.take_line(line.decode())
+                await answer.read(response)
                 return answer
     except TimeoutError:
         if leave_after is None:

@@ -189,6 +189,7 @@ def _command_line(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
+    """A process that has ended and waits for its parent to look at it is none that runs."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
+from support.waiting import until
+
 DEADLINE_SECONDS = 10.0
 
 
@@ -88,13 +90,3 @@ async def serving(play: Play, *, host: str = "127.0.0.1", tls: ssl.SSLContext | 
         assert not server.failures
     finally:
         listener.close()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a fact, not for a time."""
-    try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not condition():  # noqa: ASYNC110 - the conditions are of objects that have no event
-                await asyncio.sleep(0.001)
-    except TimeoutError:
-        raise AssertionError(what) from None

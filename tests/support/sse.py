@@ -45,6 +45,14 @@ class Answer:
         usages = [event["usage"] for event in self.events if event.get("usage")]
         return usages[0] if usages else None
 
+    async def read(self, response: aiohttp.ClientResponse) -> None:
+        """To the end; what has come stays if the reader is called off."""
+        buffer = b""
+        async for chunk in response.content.iter_any():
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                self.take_line(line.decode())
+
     def take_line(self, line: str) -> None:
         if line.startswith(":"):
             self.comments.append(line[1:].strip())
@@ -66,9 +74,5 @@ async def read_stream(
         if response.content_type != "text/event-stream":
             answer.body = await response.json()
             return answer
-        buffer = b""
-        async for chunk in response.content.iter_any():
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            for line in lines:
-                answer.take_line(line.decode())
+        await answer.read(response)
         return answer

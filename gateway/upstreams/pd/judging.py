@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gateway.core.errors import UpstreamError
 from gateway.upstreams.pd.blame import Suspicions
 from gateway.upstreams.pd.job import Hold, Job
@@ -33,9 +35,9 @@ class Judge:
             else:
                 stay.left()
 
-    def suspected_with(self, name: str) -> set[str]:
-        """Partners that it is better not to be put together with again: with another one it shows whose fault it is."""
-        return self._suspicions.partners_of(name)
+    def better_apart(self, names: Collection[str], partners: Collection[str]) -> set[str]:
+        """Servers of one side that it is better not to put together with these of the other again."""
+        return self._suspicions.better_apart(names, partners)
 
     def worked(self, hold: Hold) -> None:
         """The answer came to its end, and with it the prefill that it was made of. Not if an error was told in it."""

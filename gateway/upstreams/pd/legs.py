@@ -189,7 +189,8 @@ async def open_decode(run: Run, leg: Leg) -> RawResponse:
             await response.close()
     except GatewayError as error:
         raise LegFailed(run.decode, error) from None
-    raise LegFailed(run.decode, server_error(run.decode, response, body))
+    is_shared = response.status not in _PASSING  # so vLLM tells that it could not load the prefill's KV
+    raise LegFailed(run.decode, server_error(run.decode, response, body), is_shared=is_shared)
 
 
 async def _send(run: Run, server: Server, leg: Leg) -> RawResponse:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from gateway.core.errors import ModeUnavailable, TargetUnavailable, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.errors import GatewayError, ModeUnavailable, TargetUnavailable, UpstreamTimeout, UpstreamUnreachable
 from gateway.core.types import Side
 from gateway.upstreams.choosing import Chooser
 from gateway.upstreams.pd.admission import Admission, Slot
@@ -18,9 +18,9 @@ RETRY_SECONDS = 5.0  # told to clients while no server is up
 
 
 class NoPartner(Exception):
-    """No prefill server that is up belongs together with this decode server."""
+    """No prefill server that may be asked belongs together with this decode server."""
 
-    def __init__(self, decode: Server, error: ModeUnavailable) -> None:
+    def __init__(self, decode: Server, error: GatewayError) -> None:
         super().__init__(error.message)
         self.decode = decode
         self.error = error
@@ -48,13 +48,13 @@ class Picker:
         admissions: Mapping[Side, Admission],
         choosers: Mapping[Side, Chooser],
         *,
-        suspected_with: Callable[[str], set[str]] = lambda name: set(),
+        better_apart: Callable[[Collection[str], Collection[str]], set[str]] = lambda names, partners: set(),
     ) -> None:
         self._target = target
         self._servers = servers
         self._admissions = admissions
         self._choosers = choosers
-        self._suspected_with = suspected_with
+        self._better_apart = better_apart
 
     def serve_waiting(self) -> None:
         """Servers may have come back, or have gone."""
@@ -74,7 +74,7 @@ class Picker:
             free = [server for server in servers if has_room(server.name)]
             if not free:
                 return None
-            chosen.append(self._stay(job, side, free))
+            chosen.append(self._stay(job, side, free, self._partners(job, side)))
             return chosen[-1].name
 
         try:
@@ -94,7 +94,8 @@ class Picker:
         unfit: dict[str, ModeUnavailable] = {}
         while True:
             if unfit and not self._servers.usable("prefill", job.only_prefill, {*job.tried, *unfit}):
-                raise NoPartner(decode, next(iter(unfit.values())))
+                ill = self._fitting(job, decode, without={*job.tried, *unfit})
+                raise NoPartner(decode, self._left_alone("prefill", ill) if ill else next(iter(unfit.values())))
             server, stay = self._prefill_for(job, decode, unfit)
             try:
                 await self._check(server, decode)
@@ -116,12 +117,24 @@ class Picker:
         stay = self._stay(job, side, self._usable(side, only_url, job.tried))
         return self._servers.named(stay.name), stay
 
+    def _partners(self, job: Job, side: Side) -> set[str]:
+        """Those with which one of this side may be put together."""
+        partners = self._servers.usable("prefill", job.only_prefill, job.tried) if side == "decode" else ()
+        return {server.name for server in partners}
+
+    def _fitting(self, job: Job, decode: Server, without: set[str]) -> list[Server]:
+        """Prefill servers that are up and that nothing is known against with this decode server."""
+        reports = self._servers.pair_reports()
+        known = {one.prefill for one in reports if one.decode == decode.name and one.problem is not None}
+        return self._servers.up("prefill", job.only_prefill, without | known)
+
     def _prefill_for(self, job: Job, decode: Server, unfit: Mapping[str, object]) -> tuple[Server, Stay]:
         servers = self._usable("prefill", job.only_prefill, {*job.tried, *unfit})
-        stay = self._stay(job, "prefill", servers, self._suspected_with(decode.name))
+        stay = self._stay(job, "prefill", servers, {decode.name})
         return self._servers.named(stay.name), stay
 
-    def _stay(self, job: Job, side: Side, servers: Sequence[Server], suspected: AbstractSet[str] = frozenset()) -> Stay:
+    def _stay(self, job: Job, side: Side, servers: Sequence[Server], partners: AbstractSet[str] = frozenset()) -> Stay:
+        suspected = self._better_apart([server.name for server in servers], partners)
         found = preferred(servers, job.request.failed_at | suspected)
         assignment = self._choosers[side].choose([server.instance for server in found], job.ask)
         visit = self._servers.named(assignment.instance[0]).breaker.admit()

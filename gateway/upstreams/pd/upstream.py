@@ -64,7 +64,7 @@ class PairUpstream:
             self._servers,
             _admissions(settings),
             choosers,
-            suspected_with=self._judge.suspected_with,
+            better_apart=self._judge.better_apart,
         )
         self._runner = Runner(settings, probe, self._judge, on_failure)
         self._on_failure = on_failure

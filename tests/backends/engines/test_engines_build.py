@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from engine_doubles import make_request
-from transformers import AutoModelForCausalLM
 
 from backends.config import EngineConfig
 from backends.engines.build import BuiltMerged, build_merged
 from backends.protocol.messages import Done, FromEngine, SamplingParams, TokenChunk
+from support.generated_tokens import generate
 from support.tiny_model import make_tiny_llama
 
 torch.set_num_threads(1)
@@ -53,17 +53,6 @@ def answers(built: BuiltMerged, emitted: list[FromEngine], prompts: Sequence[Seq
     ]
 
 
-def generate(folder: Path, prompt: Sequence[int]) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([list(prompt)])
-    output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
-    )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
-
-
 def random_prompts(*lengths: int) -> list[list[int]]:
     generator = random.Random(5)
     return [[generator.randrange(3, 300) for _ in range(length)] for length in lengths]
@@ -74,27 +63,27 @@ def test_any_chunk_size_and_batch_mix_answers_as_transformers_does(folder, chunk
     emitted: list[FromEngine] = []
     prompts = random_prompts(1, 4, 17, 30)
     built = build(folder, emitted, prefill_chunk_tokens=chunk, prefill_token_ratio=0.5, max_batched_tokens=32)
-    assert answers(built, emitted, prompts) == [generate(folder, prompt) for prompt in prompts]
+    assert answers(built, emitted, prompts) == generate(folder, prompts, NUM_TOKENS)
 
 
 def test_preempted_requests_answer_as_transformers_does(folder):
     emitted: list[FromEngine] = []
     prompts = random_prompts(9, 12, 10, 11)
     built = build(folder, emitted, num_kv_blocks=14)
-    assert answers(built, emitted, prompts) == [generate(folder, prompt) for prompt in prompts]
+    assert answers(built, emitted, prompts) == generate(folder, prompts, NUM_TOKENS)
     assert built.engine.stats().num_preemptions > 0
     assert built.engine.stats().num_blocks_in_use == 0
 
 
 def test_prefix_hits_answer_as_transformers_does(folder):
     (prompt,) = random_prompts(32)
-    expected = generate(folder, prompt)
+    (expected,) = generate(folder, [prompt], NUM_TOKENS)
     emitted: list[FromEngine] = []
     built = build(folder, emitted)
     assert answers(built, emitted, [prompt]) == [expected]
     emitted.clear()
     longer = prompt + expected[:9]
-    assert answers(built, emitted, [longer]) == [generate(folder, longer)]
+    assert answers(built, emitted, [longer]) == generate(folder, [longer], NUM_TOKENS)
     (done,) = [item for item in emitted if isinstance(item, Done)]
     assert done.usage.cached_tokens == 40
 

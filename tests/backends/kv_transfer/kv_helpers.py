@@ -7,6 +7,7 @@ import threading
 from typing import Any, ClassVar
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from backends.kv_transfer.base import KVLayout, TransferError
@@ -17,6 +18,8 @@ BLOCK_SIZE, SLOT_BYTES = 4, 3
 LAYOUT = KVLayout(num_layers=2, num_blocks=10, bytes_per_block=BLOCK_SIZE * SLOT_BYTES)
 NUM_SOURCE_BLOCKS = 12
 
+Copy = tuple[list[int], list[int], int, int]  # block ids of source and target, first token, end
+
 
 def make_cache() -> Tensor:
     shape = (LAYOUT.num_layers, 2, NUM_SOURCE_BLOCKS, LAYOUT.bytes_per_block)
@@ -25,6 +28,20 @@ def make_cache() -> Tensor:
 
 def as_blocks(pool: Tensor) -> Tensor:
     return pool.view(LAYOUT.num_layers, 2, LAYOUT.num_blocks, LAYOUT.bytes_per_block)
+
+
+@st.composite
+def some_copies(draw: st.DrawFn) -> Copy:
+    """Blocks in any order, in that of the memory, or against it, for which there are ways of their own."""
+    num_blocks = draw(st.integers(1, 9))
+    source_ids = list(draw(st.permutations(range(NUM_SOURCE_BLOCKS))))[:num_blocks]
+    target_ids = list(draw(st.permutations(range(LAYOUT.num_blocks))))[:num_blocks]
+    order = draw(st.sampled_from(["as drawn", "upwards", "against each other", "downwards"]))
+    if order != "as drawn":
+        source_ids.sort(reverse=order == "downwards")
+        target_ids.sort(reverse=order != "upwards")
+    start = draw(st.integers(0, num_blocks * BLOCK_SIZE - 1))
+    return source_ids, target_ids, start, draw(st.integers(start + 1, num_blocks * BLOCK_SIZE))
 
 
 def copied(

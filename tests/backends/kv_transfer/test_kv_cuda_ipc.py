@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from kv_helpers import BLOCK_SIZE, LAYOUT, SLOT_BYTES, as_blocks, copied, make_cache, make_pair
+from kv_helpers import BLOCK_SIZE, LAYOUT, SLOT_BYTES, Copy, as_blocks, copied, make_cache, make_pair, some_copies
 from torch import Tensor
 from typing_extensions import override
 
@@ -48,17 +47,9 @@ class ScriptedCopies(Copies):
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
-@given(data=st.data())
-def test_device_copies_move_exactly_the_named_slots(data: st.DataObject):
-    num_blocks = data.draw(st.integers(1, 9))
-    source_ids = list(data.draw(st.permutations(range(12))))[:num_blocks]
-    target_ids = list(data.draw(st.permutations(range(10))))[:num_blocks]
-    order = data.draw(st.sampled_from(["as drawn", "upwards", "against each other", "downwards"]))
-    if order != "as drawn":
-        source_ids.sort(reverse=order == "downwards")
-        target_ids.sort(reverse=order != "upwards")
-    start = data.draw(st.integers(0, num_blocks * BLOCK_SIZE - 1))
-    stop = data.draw(st.integers(start + 1, num_blocks * BLOCK_SIZE))
+@given(copy=some_copies())
+def test_device_copies_move_exactly_the_named_slots(copy: Copy):
+    source_ids, target_ids, start, stop = copy
     cache, target = make_cache(), as_blocks(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
     connector = CudaConnector(cache, target, ScriptedCopies(), block_size=BLOCK_SIZE)
     expected = copied(target, cache, 1, source_ids, target_ids, start, stop)

@@ -8,8 +8,18 @@ import threading
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from kv_helpers import BLOCK_SIZE, LAYOUT, SLOT_BYTES, ScriptedAgent, as_blocks, copied, make_cache, make_pair
+from kv_helpers import (
+    BLOCK_SIZE,
+    LAYOUT,
+    SLOT_BYTES,
+    Copy,
+    ScriptedAgent,
+    as_blocks,
+    copied,
+    make_cache,
+    make_pair,
+    some_copies,
+)
 
 from backends.kv_transfer.base import TransferError
 from backends.kv_transfer.nixl import NixlConnector, NixlKVMemory, NixlSource
@@ -32,16 +42,9 @@ def agent_of(source: NixlSource) -> ScriptedAgent:
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
-@given(data=st.data())
-def test_nixl_moves_exactly_the_named_slots(data: st.DataObject):
-    num_blocks = data.draw(st.integers(1, 9))
-    source_ids = list(data.draw(st.permutations(range(12))))[:num_blocks]
-    target_ids = list(data.draw(st.permutations(range(10))))[:num_blocks]
-    if data.draw(st.booleans()):
-        source_ids.sort()
-        target_ids.sort()
-    start = data.draw(st.integers(0, num_blocks * BLOCK_SIZE - 1))
-    stop = data.draw(st.integers(start + 1, num_blocks * BLOCK_SIZE))
+@given(copy=some_copies())
+def test_nixl_moves_exactly_the_named_slots(copy: Copy):
+    source_ids, target_ids, start, stop = copy
     cache, (memory, pool) = make_cache(), make_memory()
     connector = make_source(cache).connect(make_pair("nixl", memory.metadata), None)
 

@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 from kv_helpers import BLOCK_SIZE, LAYOUT, as_blocks, make_cache, make_pair
 
-from backends.config import TransferBackend
 from backends.kv_transfer import nixl_agent
 from backends.kv_transfer.registry import BACKENDS, available, make_connect, make_pool, unfit
+from backends.protocol.messages import TransferBackend
 
 
 def test_every_backend_that_can_be_configured_is_known():

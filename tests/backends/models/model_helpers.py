@@ -88,17 +88,6 @@ def make_folder(folder: Path, family: str, extra: dict[str, Any], *, dtype: torc
     return folder
 
 
-def generate(folder: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers says, one prompt at a time."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens)
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
-
-
 def make_prompts(*lengths: int) -> list[list[int]]:
     randomness = random.Random(3)
     return [[randomness.randrange(2, VOCAB_SIZE) for _ in range(length)] for length in lengths]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_helpers import DENSE, Driver, generate, make_folder, make_prompts
+from model_helpers import DENSE, Driver, make_folder, make_prompts
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +22,7 @@ from backends.models.loader import load_model
 from backends.models.quantization import quantize_to_int4, quantize_to_int8
 from backends.models.spec import ModelLoadError
 from backends.models.weights import fingerprint
+from support.generated_tokens import generate
 
 
 @pytest.fixture

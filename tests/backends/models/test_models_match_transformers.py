@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import DENSE, THROUGH_TRANSFORMERS, Driver, generate, make_folder, make_prompts
+from model_helpers import DENSE, THROUGH_TRANSFORMERS, Driver, make_folder, make_prompts
 
 from backends.models.base import LoadedModel
 from backends.models.dense import DenseModel
 from backends.models.hf import HFModel
 from backends.models.loader import load_model
+from support.generated_tokens import generate
 
 BLOCK = 16
 NUM_TOKENS = 20

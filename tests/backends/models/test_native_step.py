@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import DENSE, SIZES, Driver, generate, make_folder, make_prompts, make_request
+from model_helpers import DENSE, SIZES, Driver, make_folder, make_prompts, make_request
 
 from backends.models.base import LoadedModel
 from backends.models.loader import load_model
@@ -14,6 +14,7 @@ from backends.models.native_step import MAX_STEP_ROWS, StepUnavailable, make_nat
 from backends.native import library
 from backends.protocol.messages import SamplingParams
 from backends.worker.kv_cache import PagedKVCache
+from support.generated_tokens import generate
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=f"no kernels: {library.load()}")
 

@@ -35,7 +35,6 @@ def gguf(tmp_path: Path) -> Path:
 def bundled(name: str, num_bytes: int = 0, sha256: str = "") -> BundledModel:
     return BundledModel(
         name=name,
-        aliases=(),
         requirement="tiny-model==1.0",
         file="tiny.gguf",
         num_bytes=num_bytes,

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_split_models import GREEDY, NUM_TOKENS, Answers, Merged, Split, generate, make_config, make_folder
+from test_split_models import GREEDY, NUM_TOKENS, Answers, Merged, Split, make_config, make_folder
 
 from backends.config import EngineConfig
 from backends.core.request import Request
 from backends.protocol.messages import CacheParams, Done, SamplingParams, TokenChunk
+from support.generated_tokens import generate
 
 torch.set_num_threads(1)
 
@@ -144,7 +145,7 @@ def test_kv_04_hits_in_blocks_that_others_hold_and_read_at_the_same_time(
     prompts = [first + random_prompt(seed, seed) for seed in range(2, 8)]
     answers.ask([first])
 
-    assert answers.ask(prompts) == generate(family, prompts)
+    assert answers.ask(prompts) == generate(family, prompts, NUM_TOKENS)
     assert sum(engine.stats().prefix_hit_tokens for engine in engines_of(answers)) == len(prompts) * 2 * BLOCK
 
 
@@ -168,7 +169,7 @@ def test_kv_06_every_chunk_size_gives_the_same_tokens_beside_requests_that_decod
         turn(answers)
     answers.run()
 
-    assert [answers.tokens(name) for name in names] == generate(family, prompts)
+    assert [answers.tokens(name) for name in names] == generate(family, prompts, NUM_TOKENS)
 
 
 @by_layout
@@ -228,7 +229,7 @@ def test_pd_06_what_is_preempted_and_aborted_a_hundred_times_leaves_nothing(
     assert (requests, tensor_bytes) == (0, 0)
     assert resident_bytes < NUM_CYCLES * CYCLE_BYTES / 2
     prompts = [random_prompt(7, 40)]
-    assert answers.ask(prompts) == generate(llama, prompts)
+    assert answers.ask(prompts) == generate(llama, prompts, NUM_TOKENS)
 
 
 def preempt_and_abort(answers: Answers, number: int) -> None:

@@ -1,23 +1,14 @@
 """Several prefill and several decode sides: who computes what, and what happens when one of them hangs or dies."""
 
-import random
 from collections.abc import Iterator
 
 import pytest
-from split_doubles import SplitFleet, reference
+from scripted_kv import expected, prompt
+from split_doubles import SplitFleet
 
 from backends.core.errors import RequestRefused
 from backends.engines.split.handoff import MAX_FAILOVERS, Phase
 from backends.protocol.messages import Prefill
-
-
-def prompt(num_tokens: int, *, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 40) for _ in range(num_tokens)]
-
-
-def expected(tokens: list[int], max_tokens: int) -> list[int]:
-    return reference(tokens, max_tokens, ignore_eos=True)
 
 
 @pytest.fixture

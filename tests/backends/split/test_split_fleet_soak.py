@@ -1,41 +1,27 @@
 """Random traffic over two prefill and two decode sides, with hangs, deaths and aborts at any point."""
 
 import random
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
-from split_doubles import SplitFleet, Wire, reference
+from random_traffic import RandomTraffic
+from split_doubles import SplitFleet, Wire
+from typing_extensions import override
 
-from backends.core.errors import RequestRefused
-from backends.protocol.messages import CacheParams, Done, Failed, SamplingParams
+from backends.protocol.messages import CacheParams
 
 
 @dataclass
-class FleetSoak:
-    """One random run. Each turn does one small thing, in an order that the seed alone decides."""
-
-    fleet: SplitFleet
-    rng: random.Random
-    num_requests: int
-    trouble_rate: float
-    asked: dict[str, tuple[list[int], int]] = field(default_factory=dict)
-    aborted: set[str] = field(default_factory=set)
-    refused: list[str] = field(default_factory=list)
-    num_troubles: int = 0
-
+class FleetSoak(RandomTraffic):
     def run(self) -> None:
-        end = time.monotonic() + 60
-        while len(self.asked) + len(self.refused) < self.num_requests:
-            self.turn()
-            self.check_integrity()
-            assert time.monotonic() < end
+        self.play()
         for number in range(len(self.fleet.prefills)):
             if any(wire.frozen for wire in self.fleet.wires_of(self.fleet.prefills[number])):
                 self.fleet.kill_prefill(number)
         self.fleet.connect()
         self.fleet.run()
 
+    @override
     def turn(self) -> None:
         fleet, rng = self.fleet, self.rng
         if rng.random() < self.trouble_rate:
@@ -55,6 +41,7 @@ class FleetSoak:
                 side.engine.step()
         else:
             rng.choice(fleet.decodes).engine.step()
+        self.check_integrity()
 
     def deliver_one(self, wire: Wire) -> None:
         if wire.frozen:
@@ -66,28 +53,14 @@ class FleetSoak:
 
     def submit(self) -> None:
         rng = self.rng
-        request_id = f"r{len(self.asked) + len(self.refused)}"
         if self.asked and rng.random() < 0.4:  # a second turn
             before = rng.choice(list(self.asked))
-            tokens = self.asked[before][0][:14] + self.fleet.tokens(before) + [rng.randrange(1, 40)]
+            tokens = [*self.asked[before][0][:14], *self.fleet.tokens(before), rng.randrange(1, 40)]
         else:
             tokens = [rng.randrange(1, 40)] * rng.randrange(0, 16) + [rng.randrange(1, 40) for _ in range(8)]
         max_tokens = rng.randrange(1, 12)
         cache = CacheParams(transfer_mode=rng.choice(["layer", "request"]), enable_prefix_cache=rng.random() < 0.9)
-        to = rng.randrange(2)
-        try:
-            self.fleet.submit(request_id, tokens, max_tokens, to=to, cache=cache, sampling=SamplingParams())
-        except RequestRefused as refused:
-            self.refused.append(refused.code)
-        else:
-            self.asked[request_id] = (tokens, max_tokens)
-
-    def abort(self) -> None:
-        request_id = self.rng.choice(list(self.asked)[-12:])
-        if not self.fleet.ends(request_id):
-            self.aborted.add(request_id)
-        for decode in self.fleet.decodes:
-            decode.engine.abort(request_id)
+        self.ask(tokens, max_tokens, cache, to=rng.randrange(2))
 
     def make_trouble(self) -> None:
         """A prefill side hangs or dies."""
@@ -116,27 +89,6 @@ class FleetSoak:
             tables = [request.blocks for request in prefill.scheduler.requests()]
             tables += [work.held for work, _ in prefill.engine._owners.values()]
             prefill.scheduler.manager.pool.check_integrity(tables)
-
-    def check(self) -> dict[str, int]:
-        """Every request ended as it must; returns how many of each kind."""
-        assert set(self.refused) <= {"peer_lost", "queue_full"}
-        counts = {"done": 0, "aborted": 0, "failed": 0}
-        for request_id, (tokens, max_tokens) in self.asked.items():
-            ends = self.fleet.ends(request_id)
-            assert len(ends) == (request_id not in self.aborted), (request_id, ends)
-            answer, expected = self.fleet.tokens(request_id), reference(tokens, max_tokens)
-            if request_id in self.aborted:
-                counts["aborted"] += 1
-                assert answer == expected[: len(answer)]
-            elif isinstance(ends[0], Done):
-                counts["done"] += 1
-                assert answer == expected
-            else:
-                assert isinstance(ends[0], Failed)
-                counts["failed"] += 1
-                assert ends[0].code == "peer_lost"
-                assert answer == []
-        return counts
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -32,6 +32,7 @@ from backends.protocol.messages import (
     TokenChunk,
     ToPrefill,
 )
+from support.generated_tokens import generate
 from support.tiny_model import make_tokenizer
 
 torch.set_num_threads(1)
@@ -191,21 +192,11 @@ def make_folder(folder: Path, family: str, *, key_bias: float = 0.0) -> int:
     return vocab_size
 
 
-def generate(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
-
-
 class Case:
     def __init__(self, folder: Path, family: str) -> None:
         self.folder = folder
         self.prompts = make_prompts(make_folder(folder, family))
-        self.expected = generate(folder, self.prompts)
+        self.expected = generate(folder, self.prompts, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

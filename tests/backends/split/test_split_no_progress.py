@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 
 import pytest
-from split_doubles import BLOCK_SIZE, SplitPair, reference
+from scripted_kv import BLOCK_SIZE, expected, prompt
+from split_doubles import SplitPair
 
 from backends.core.errors import RequestRefused
-
-
-def prompt(num_tokens: int, *, seed: int = 0) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(1, 40) for _ in range(num_tokens)]
-
-
-def expected(tokens: list[int], max_tokens: int) -> list[int]:
-    return reference(tokens, max_tokens, ignore_eos=True)
 
 
 def connected(**sizes: int) -> SplitPair:

@@ -1,26 +1,14 @@
 """What the decode side holds already: found, kept from harm, and not transferred again."""
 
-import random
-
 import pytest
-from split_doubles import BLOCK_SIZE, NUM_LAYERS, SLOT, SplitPair, reference
+from scripted_kv import BLOCK_SIZE, NUM_LAYERS, SLOT, expected, prompt
+from split_doubles import SplitPair
 
 from backends.protocol.messages import CacheParams, Prefill, PrefillFailed, SamplingParams, TransferMode
 
 BYTES_PER_TOKEN = NUM_LAYERS * 2 * SLOT.size
-MODES: list[TransferMode] = ["layer", "request"]
 
 
-def prompt(num_tokens: int, *, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 40) for _ in range(num_tokens)]
-
-
-def expected(tokens: list[int], max_tokens: int) -> list[int]:
-    return reference(tokens, max_tokens, ignore_eos=True)
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunk", [1, 3, 4, 64])
 @pytest.mark.parametrize("shared", [0, 3, 4, 9, 16, 20])
 def test_what_the_decode_side_holds_is_not_transferred(shared: int, chunk: int, mode: TransferMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 
 import msgspec
 import pytest
@@ -63,6 +64,19 @@ async def test_a_failed_mode_is_shown_and_exits_1():
     assert code == EXIT_FAILED_REQUESTS
     assert "FAILED: split has no figures" in stdout
     assert "HTTP 503: no ***" in stdout
+
+
+async def test_a_port_where_nothing_listens_is_told_with_its_url_and_what_to_do():
+    with socket.socket() as bound:  # and never listens
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        stderr = io.StringIO()
+        job = Job(options=OPTIONS, url=url, key=KEY)
+        assert await execute(job, ProgressLog(), stdout=io.StringIO(), stderr=stderr) == EXIT_CANNOT
+    assert stderr.getvalue() == (
+        f"kvgate compare: no gateway answers at {url}: connection refused. Start one with: kvgate serve; or give its "
+        "--url\n"
+    )
 
 
 async def test_a_silent_fallback_exits_3_and_prints_no_table():

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gateway.bench.engines.roofline import Footprint
 from gateway.bench.engines.runs import Bench
 from gateway.bench.engines.sizes import Sizes
 from gateway.bench.process import running
+from support.gateway_process import is_alive, wait_until
 
 FAKE_SERVER = Path(__file__).with_name("bench_fake_server.py")
 TINY = Sizes(
@@ -49,21 +49,6 @@ def pids(tmp_path) -> list[int]:
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def is_alive(pid) -> bool:
-    """A process that has ended and waits for its parent to look at it is none that runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def bench(tmp_path, rows, **options):
     return Bench(
         rows=rows, num_repeats=2, sizes=TINY, seed=1, ready_seconds=options.pop("ready_seconds", 20.0), work=tmp_path,
@@ -93,14 +78,14 @@ async def test_a_server_and_a_child_that_ignore_the_request_to_end_are_killed(tm
     async with running(command(tmp_path, "--ignores-term", "--child"), {}, tmp_path / "log") as server:
         await server.wait_ready(lambda: written(tmp_path), 20)
 
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")
 
 
 async def test_a_child_is_killed_even_if_the_server_ends_by_itself(tmp_path):
     async with running(command(tmp_path, "--child"), {}, tmp_path / "log") as server:
         await server.wait_ready(lambda: written(tmp_path), 20)
 
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")
 
 
 async def test_an_error_in_the_block_stops_the_server_too(tmp_path):
@@ -111,7 +96,7 @@ async def test_an_error_in_the_block_stops_the_server_too(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         await fail()
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")
 
 
 async def test_a_server_that_dies_at_start_is_explained_by_its_own_words(tmp_path):
@@ -125,7 +110,7 @@ async def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path):
     run = await bench(tmp_path, ["decode"], ready_seconds=1.0).run(launch(tmp_path, "--never-ready"), is_own=True)
 
     assert run.failure.startswith("not ready within 1 s")
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")
 
 
 async def test_a_program_that_is_not_there_is_a_failure_of_that_engine_alone(tmp_path):
@@ -184,7 +169,7 @@ import asyncio, sys
 from pathlib import Path
 from gateway.bench.engines import command
 from gateway.bench.engines.runs import Bench
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 from test_bench_engines_process import SilentProgress, bench, launch
 
 async def execute(job, progress, *, stdout, stderr):
@@ -198,10 +183,11 @@ sys.exit(command.run_job(command.BenchJob(), SilentProgress()))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_server_before_the_command_ends(tmp_path, number):
-    code = DRIVER.format(tests=str(FAKE_SERVER.parent), work=str(tmp_path), flags=("--never-ready", "--child"))
+    folders = [str(FAKE_SERVER.parent), str(ROOT / "tests")]
+    code = DRIVER.format(folders=folders, work=str(tmp_path), flags=("--never-ready", "--child"))
     driver = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
-        until((tmp_path / "pids").exists)
+        wait_until((tmp_path / "pids").exists, "the first process runs")
         os.kill(driver.pid, number)
         _, stderr = driver.communicate(timeout=60)
     finally:
@@ -209,14 +195,14 @@ def test_a_signal_stops_the_server_before_the_command_ends(tmp_path, number):
 
     assert driver.returncode == 130
     assert "interrupted; every server it started is stopped" in stderr
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")
 
 
 async def test_cancelling_while_a_row_is_measured_stops_the_server(tmp_path):
     task = asyncio.create_task(bench(tmp_path, ["decode"]).run(launch(tmp_path, "--gap", "600"), is_own=True))
-    await asyncio.to_thread(until, (tmp_path / "pids").exists)
+    await asyncio.to_thread(wait_until, (tmp_path / "pids").exists, "the server runs")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)), "every process has ended")

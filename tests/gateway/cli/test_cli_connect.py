@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -107,6 +108,24 @@ def test_another_home_is_worked_in_and_the_environments_folders_are_left_out(
     assert main(["connect", "codex", "--url", NOBODY, "--write"]) == 0
     assert (tmp_path / "elsewhere/config.toml").exists()
     capsys.readouterr()
+
+
+def test_the_next_step_is_told_with_the_options_that_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    home = tmp_path / "a home"
+    place = ["--home", str(home)]
+    what = ["--mode", "split", "--url", NOBODY, "--model", "m", "--max-output", "9"]
+    assert main(["connect", "codex", *what, *place, "--key", KEY]) == 0
+    told = next(line for line in capsys.readouterr().err.splitlines() if "or run: " in line)
+    assert KEY not in told
+    command = shlex.split(told.partition("or run: ")[2])
+    assert command == ["kvgate", "connect", "codex", *what, *place, "--key", "KEY", "--write"]
+
+    assert main(command[1:]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    undo = next(line.removeprefix("undo: kvgate ") for line in lines if line.startswith("undo: "))
+    assert any(f"kvgate doctor --client codex --home '{home}' tries it" in line for line in lines)
+    assert main(shlex.split(undo)) == 0
+    assert not (home / ".codex").exists()
 
 
 def test_json_says_file_text_mode_and_notes(capsys: pytest.CaptureFixture[str]):

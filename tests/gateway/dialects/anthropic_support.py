@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from backends.protocol.messages import Usage
-from gateway.core.types import Delta, FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta
+from gateway.core.types import Delta, FinishReason, Started
 from gateway.dialects.anthropic_events import MessagesRenderer
 from gateway.dialects.base import AnswerContext
 
@@ -23,18 +23,6 @@ Event = dict[str, Any]
 
 def make_renderer(chat_context: Any = None) -> MessagesRenderer:
     return MessagesRenderer(AnswerContext("ab" * 16, 1, "smollm2", chat_context=chat_context))
-
-
-def text(value: str) -> TextDelta:
-    return TextDelta(value, 1)
-
-
-def thought(value: str) -> ReasoningDelta:
-    return ReasoningDelta(value, 1)
-
-
-def call(number: int, name: str = "", arguments: str = "", call_id: str | None = None) -> ToolCallDelta:
-    return ToolCallDelta(0, number, f"call_{number}" if call_id is None else call_id, name, arguments)
 
 
 def stream(

@@ -10,16 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from backends.protocol.messages import Usage
-from gateway.core.types import (
-    ChoiceAnswer,
-    Delta,
-    FinishReason,
-    ReasoningDelta,
-    Started,
-    TextDelta,
-    ToolCall,
-    ToolCallDelta,
-)
+from gateway.core.types import Delta, FinishReason, Started
 from gateway.dialects.base import AnswerContext
 from gateway.dialects.gemini_answer import GenerateContext
 from gateway.dialects.gemini_events import ArrayRenderer, GenerateRenderer
@@ -43,18 +34,6 @@ def make_array_renderer(chat_context: Any = None) -> ArrayRenderer:
     return ArrayRenderer(AnswerContext("ab" * 16, 1, "smollm2", chat_context=chat_context))
 
 
-def text(value: str, index: int = 0) -> TextDelta:
-    return TextDelta(value, 1, index)
-
-
-def thought(value: str, num_tokens: int = 1) -> ReasoningDelta:
-    return ReasoningDelta(value, num_tokens)
-
-
-def call(number: int, name: str = "", arguments: str = "", call_id: str | None = None) -> ToolCallDelta:
-    return ToolCallDelta(0, number, f"call_{number}" if call_id is None else call_id, name, arguments)
-
-
 def play(
     renderer: GenerateRenderer,
     deltas: Iterable[Delta],
@@ -72,23 +51,6 @@ def stream(deltas: Iterable[Delta], *end: Any, chat_context: Any = None) -> byte
 
 def chunks_of(deltas: Iterable[Delta], *end: Any, chat_context: Any = None) -> list[Chunk]:
     return read_js([stream(deltas, *end, chat_context=chat_context)])
-
-
-def choice_of(deltas: Iterable[Delta], reason: FinishReason, stop_reason: Any = None) -> ChoiceAnswer:
-    """The same answer in one piece."""
-    choice = ChoiceAnswer(0, reason=reason, stop_reason=stop_reason)
-    for delta in deltas:
-        match delta:
-            case TextDelta():
-                choice.text += delta.text
-            case ReasoningDelta():
-                choice.reasoning += delta.text
-                choice.num_reasoning_tokens += delta.num_tokens
-            case ToolCallDelta():
-                if delta.name:
-                    choice.calls.append(ToolCall(delta.call_id, delta.name))
-                choice.calls[-1].arguments += delta.arguments
-    return choice
 
 
 class JsError(Exception):

@@ -7,20 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import httpx2
+from generated_answers import choice_of
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
 from backends.protocol.messages import Usage
-from gateway.core.types import (
-    ChoiceAnswer,
-    Delta,
-    FinishReason,
-    ReasoningDelta,
-    Started,
-    TextDelta,
-    ToolCall,
-    ToolCallDelta,
-)
+from gateway.core.types import Delta, FinishReason, Started, ToolCallDelta
 from gateway.dialects.base import AnswerContext
 from gateway.dialects.openai_responses import DIALECT, to_chat
 from gateway.dialects.responses_conversation import expand
@@ -52,14 +44,6 @@ def make_renderer(request_id: str = REQUEST_ID, **fields: Any):
     return DIALECT.renderer(context)
 
 
-def text(value: str) -> TextDelta:
-    return TextDelta(value, 1)
-
-
-def thought(value: str) -> ReasoningDelta:
-    return ReasoningDelta(value, num_tokens=1)
-
-
 def call(number: int, name: str, *arguments: str) -> list[ToolCallDelta]:
     first = ToolCallDelta(0, number, f"call_{number}", name)
     return [first, *(ToolCallDelta(0, number, f"call_{number}", "", part) for part in arguments)]
@@ -73,19 +57,7 @@ def stream(deltas: Iterable[Delta], reason: FinishReason = FinishReason.STOP, re
 
 
 def whole(deltas: Iterable[Delta], reason: FinishReason = FinishReason.STOP, renderer: Any = None) -> dict[str, Any]:
-    choice = ChoiceAnswer(0, reason=reason)
-    for delta in deltas:
-        match delta:
-            case TextDelta():
-                choice.text += delta.text
-            case ReasoningDelta():
-                choice.reasoning += delta.text
-                choice.num_reasoning_tokens += delta.num_tokens
-            case ToolCallDelta():
-                if delta.name:
-                    choice.calls.append(ToolCall(delta.call_id, delta.name))
-                choice.calls[-1].arguments += delta.arguments
-    body = json.loads((renderer or make_renderer()).whole([choice], USAGE))
+    body = json.loads((renderer or make_renderer()).whole([choice_of(deltas, reason)], USAGE))
     Response.model_validate(body)
     return body
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from anthropic import types
-from anthropic_support import call, make_renderer, read_events, text
+from anthropic_support import make_renderer, read_events
+from generated_answers import call, text
 from pydantic import TypeAdapter
 
 from gateway.core.types import Delta

@@ -10,14 +10,12 @@ from anthropic_support import (
     USAGE,
     USAGE_OBJECT,
     blocks_of,
-    call,
     events_of,
     make_renderer,
     read_events,
     stop_of,
-    text,
-    thought,
 )
+from generated_answers import call, text, thought
 
 from gateway.core.types import ChoiceAnswer, FinishReason, Started, ToolCall
 from gateway.dialects.anthropic_answer import MessagesContext

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from anthropic import types
 from anthropic_support import USAGE, make_renderer
+from generated_turns import TURNS, Turn, answer_in, assert_each_begins_the_next, assert_it_said
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backends.protocol.messages import ChatPrompt
-from gateway.core.types import ChoiceAnswer, FinishReason, ToolCall
 from gateway.dialects.anthropic_messages import count_tokens_request, parse, to_chat
 from gateway.dialects.chat_form import parse_chat
 from gateway.dialects.sampling import Defaults
@@ -66,19 +65,10 @@ def test_a_system_prompt_of_nothing_but_the_billing_line_is_none() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- turns
 
-CHARACTERS = st.characters(exclude_categories=["Cs"])
-TEXTS = st.text(CHARACTERS, min_size=1, max_size=12)
-VALUES = st.one_of(TEXTS, st.integers(-99, 99), st.booleans(), st.lists(TEXTS, max_size=2))
-INPUTS = st.dictionaries(TEXTS, VALUES, max_size=3)
-CALLS = st.lists(st.tuples(st.sampled_from(["read", "a.b"]), INPUTS), max_size=2)
-TURNS = st.lists(st.tuples(st.text(CHARACTERS, max_size=6), TEXTS, CALLS), min_size=2, max_size=10)
 
-
-def answer_of(reasoning: str, text: str, calls: list[tuple[str, dict[str, Any]]], turn: int) -> list[dict[str, Any]]:
+def answer_of(turn: Turn, number: int) -> list[dict[str, Any]]:
     """The content that a client gets from us and sends back."""
-    made = [ToolCall(f"t{turn}_{i}", name, json.dumps(value)) for i, (name, value) in enumerate(calls)]
-    choice = ChoiceAnswer(0, text, reasoning, calls=made, reason=FinishReason.STOP)
-    message = types.Message.model_validate_json(make_renderer().whole([choice], USAGE))
+    message = types.Message.model_validate_json(make_renderer().whole([answer_in(turn, number)], USAGE))
     content: list[dict[str, Any]] = [block.to_dict() for block in message.content]
     return content
 
@@ -92,28 +82,24 @@ def next_turn(content: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
     return results or [{"type": "text", "text": f"q{turn}"}]
 
 
-def conversation(turns: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]]) -> list[dict[str, Any]]:
+def conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """The bodies of one conversation. The last block carries the marker, as Claude Code has it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     bodies = []
-    for turn, (reasoning, text, calls) in enumerate(turns):
-        system = [{"type": "text", "text": BILLING.format(turn)}, {"type": "text", "text": "S"} | MARK]
+    for number, turn in enumerate(turns):
+        system = [{"type": "text", "text": BILLING.format(number)}, {"type": "text", "text": "S"} | MARK]
         marked = json.loads(json.dumps(messages))
         marked[-1]["content"][-1] |= MARK
         bodies.append({"model": "m", "max_tokens": 5, "system": system, "messages": marked})
-        content = answer_of(reasoning, text, calls, turn)
-        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": next_turn(content, turn)}]
+        content = answer_of(turn, number)
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": next_turn(content, number)}]
     return bodies
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(TURNS)
 def test_kv_15_the_messages_of_a_turn_begin_those_of_the_next(turns: Any) -> None:
-    read = [prompt_of(body).messages for body in conversation(turns)]
-
-    for earlier, later in pairwise(read):
-        assert len(earlier) < len(later)
-        assert json.dumps(later[: len(earlier)]) == json.dumps(earlier)  # the order of keys too
+    assert_each_begins_the_next([prompt_of(body).messages for body in conversation(turns)])
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
@@ -121,12 +107,7 @@ def test_kv_15_the_messages_of_a_turn_begin_those_of_the_next(turns: Any) -> Non
 def test_kv_15_what_the_model_said_comes_back_to_it_as_it_was(turns: Any) -> None:
     read = prompt_of(conversation(turns)[-1]).messages
 
-    said = [message for message in read if message["role"] == "assistant"]
-    for message, (reasoning, text, calls) in zip(said, turns, strict=False):
-        assert message["content"] == text
-        assert message.get("reasoning_content", "") == reasoning
-        functions = [call["function"] for call in message.get("tool_calls", [])]
-        assert [(f["name"], json.loads(f["arguments"])) for f in functions] == calls
+    assert_it_said(read, turns)
 
 
 # ------------------------------------------------------------------------------------------------------------- count

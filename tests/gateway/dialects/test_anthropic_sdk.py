@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
 import httpx2
 import pytest
 from anthropic import types
-from anthropic_support import USAGE, USAGE_OBJECT, blocks_of, call, make_renderer, read_events, stream, text, thought
+from anthropic_support import USAGE, USAGE_OBJECT, blocks_of, make_renderer, read_events, stream
+from generated_answers import ENDS, all_said, call, choice_of, deltas_of, some_segments, text, uncut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from gateway.core.types import ChoiceAnswer, Delta, FinishReason, ReasoningDelta, TextDelta, ToolCall, ToolCallDelta
+from gateway.core.types import FinishReason
 from gateway.dialects.anthropic_errors import error_body, error_status
 from gateway.dialects.base import ErrorFacts
 
@@ -24,68 +24,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(types.RawMessageStreamEvent)
 PROPERTY = settings(derandomize=True, max_examples=80, deadline=None)
 ASKED: dict[str, Any] = {"model": "smollm2", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
-# A segment is what one block is made of: a kind, its whole text, and where its deltas are cut.
-Segment = tuple[str, str, list[int]]
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3).map(
-    lambda value: json.dumps(value, ensure_ascii=False)
-)
-ARGUMENTS = OBJECTS | st.sampled_from(["", "  ", "null", "[1]", '"x"', "3", "no json", '\n {"a": "\\u00e9"} '])
-CUTS = st.lists(st.integers(0, 30), max_size=4)
-SEGMENT: st.SearchStrategy[Segment] = st.one_of(
-    st.tuples(st.just("text"), TEXTS, CUTS),
-    st.tuples(st.just("thinking"), TEXTS, CUTS),
-    st.tuples(st.just("tool_use"), ARGUMENTS, CUTS),
-)
-SEGMENTS = st.lists(SEGMENT, max_size=6)
-ENDS = st.sampled_from(
-    [(FinishReason.STOP, None), (FinishReason.LENGTH, None), (FinishReason.TOOL_CALLS, None), (FinishReason.STOP, "##")]
-)
-
-
-def pieces(value: str, cuts: Sequence[int]) -> list[str]:
-    """`value` cut at `cuts`; some pieces are empty."""
-    edges = [0, *sorted(min(cut, len(value)) for cut in cuts), len(value)]
-    return [value[start:stop] for start, stop in pairwise(edges)]
-
-
-def deltas_of(segments: Sequence[Segment]) -> Iterator[Delta]:
-    number = -1
-    for kind, value, cuts in segments:
-        first, *rest = pieces(value, cuts)
-        if kind == "tool_use":
-            number += 1
-            yield call(number, "f", first)
-            yield from (call(number, arguments=piece) for piece in rest)
-        else:
-            make = text if kind == "text" else thought
-            yield from map(make, [first, *rest])
-
-
-def uncut(segments: Sequence[Segment]) -> list[Segment]:
-    return [(kind, value, []) for kind, value, _ in segments]
-
-
-def choice_of(deltas: Iterator[Delta], reason: FinishReason, stop_reason: str | None) -> ChoiceAnswer:
-    """The same answer in one piece."""
-    choice = ChoiceAnswer(0, reason=reason, stop_reason=stop_reason)
-    for delta in deltas:
-        match delta:
-            case TextDelta():
-                choice.text += delta.text
-            case ReasoningDelta():
-                choice.reasoning += delta.text
-            case ToolCallDelta():
-                if delta.name:
-                    choice.calls.append(ToolCall(delta.call_id, delta.name))
-                choice.calls[-1].arguments += delta.arguments
-    return choice
+SEGMENTS = some_segments()
 
 
 class Server:
@@ -142,10 +81,9 @@ def test_texts_and_arguments_arrive_whole_wherever_they_are_cut(segments: Any, e
     blocks = blocks_of(read_events(stream(deltas_of(segments), *end)))
 
     assert blocks == blocks_of(read_events(stream(deltas_of(uncut(segments)), *end)))
-    for kind, key in (("text", "text"), ("thinking", "thinking")):
-        sent = "".join(value for segment, value, _ in segments if segment == kind)
-        assert "".join(block[key] for block in blocks if block["type"] == kind) == sent
-    assert sum(block["type"] == "tool_use" for block in blocks) == sum(kind == "tool_use" for kind, *_ in segments)
+    for kind, key in (("text", "text"), ("thought", "thinking")):
+        assert "".join(block[key] for block in blocks if block["type"] == key) == all_said(segments, kind)
+    assert sum(block["type"] == "tool_use" for block in blocks) == sum(kind == "call" for kind, *_ in segments)
 
 
 @PROPERTY

@@ -11,8 +11,6 @@ from gemini_support import (
     USAGE,
     USAGE_METADATA,
     JsError,
-    call,
-    choice_of,
     chunks_of,
     cut,
     make_array_renderer,
@@ -21,9 +19,8 @@ from gemini_support import (
     play,
     read_js,
     stream,
-    text,
-    thought,
 )
+from generated_answers import call, choice_of, text, thought
 
 from gateway.core.types import FinishReason
 from gateway.dialects.base import ErrorFacts

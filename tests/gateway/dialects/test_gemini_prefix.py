@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from gemini_support import THINKING, USAGE, make_renderer
+from generated_turns import TURNS, Turn, answer_in, assert_each_begins_the_next, assert_it_said
 from google.genai import types
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backends.protocol.messages import ChatPrompt
 from gateway.core.errors import InvalidRequest
-from gateway.core.types import ChoiceAnswer, FinishReason, ToolCall
 from gateway.dialects.chat_form import parse_chat
 from gateway.dialects.gemini import count_tokens_request, parse
 from gateway.dialects.sampling import Defaults
 
-CHARACTERS = st.characters(exclude_categories=["Cs"])
-TEXTS = st.text(CHARACTERS, min_size=1, max_size=12)
-VALUES = st.one_of(TEXTS, st.integers(-99, 99), st.booleans(), st.lists(TEXTS, max_size=2))
-ARGUMENTS = st.dictionaries(TEXTS, VALUES, max_size=3)
-CALLS = st.lists(st.tuples(st.sampled_from(["read", "a.b"]), ARGUMENTS), max_size=2)
-TURNS = st.lists(st.tuples(st.text(CHARACTERS, max_size=6), TEXTS, CALLS), min_size=2, max_size=10)
 PROPERTY = settings(derandomize=True, max_examples=60, deadline=None)
 
 
@@ -34,13 +26,11 @@ def prompt_of(body: dict[str, Any]) -> ChatPrompt:
     return prompt
 
 
-def answer_of(
-    reasoning: str, text: str, calls: list[tuple[str, dict[str, Any]]], turn: int, *, with_ids: bool
-) -> dict[str, Any]:
+def answer_of(turn: Turn, number: int, *, with_ids: bool) -> dict[str, Any]:
     """The content that a client gets from us and sends back, as Google's package holds it."""
-    made = [ToolCall(f"t{turn}_{i}", name, json.dumps(value)) for i, (name, value) in enumerate(calls)]
-    choice = ChoiceAnswer(0, text, reasoning, calls=made, reason=FinishReason.STOP)
-    said = types.GenerateContentResponse.model_validate_json(make_renderer(THINKING).whole([choice], USAGE))
+    said = types.GenerateContentResponse.model_validate_json(
+        make_renderer(THINKING).whole([answer_in(turn, number)], USAGE)
+    )
     assert said.candidates is not None
     assert said.candidates[0].content is not None
     content: dict[str, Any] = said.candidates[0].content.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -64,10 +54,10 @@ def _answered(call: dict[str, Any], output: str) -> dict[str, Any]:
 def conversation(turns: Any, *, with_ids: bool) -> list[dict[str, Any]]:
     contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"text": "q"}]}]
     bodies = []
-    for turn, (reasoning, text, calls) in enumerate(turns):
+    for number, turn in enumerate(turns):
         bodies.append({"systemInstruction": {"parts": [{"text": "S"}]}, "contents": json.loads(json.dumps(contents))})
-        content = answer_of(reasoning, text, calls, turn, with_ids=with_ids)
-        contents += [content, next_turn(content, turn)]
+        content = answer_of(turn, number, with_ids=with_ids)
+        contents += [content, next_turn(content, number)]
     return bodies
 
 
@@ -75,11 +65,7 @@ def conversation(turns: Any, *, with_ids: bool) -> list[dict[str, Any]]:
 @PROPERTY
 @given(turns=TURNS)
 def test_kv_15_the_messages_of_a_turn_begin_those_of_the_next(with_ids: bool, turns: Any) -> None:
-    read = [prompt_of(body).messages for body in conversation(turns, with_ids=with_ids)]
-
-    for earlier, later in pairwise(read):
-        assert len(earlier) < len(later)
-        assert json.dumps(later[: len(earlier)]) == json.dumps(earlier)  # the order of keys too
+    assert_each_begins_the_next([prompt_of(body).messages for body in conversation(turns, with_ids=with_ids)])
 
 
 @PROPERTY
@@ -87,12 +73,7 @@ def test_kv_15_the_messages_of_a_turn_begin_those_of_the_next(with_ids: bool, tu
 def test_kv_15_what_the_model_said_comes_back_to_it_as_it_was(turns: Any) -> None:
     read = prompt_of(conversation(turns, with_ids=True)[-1]).messages
 
-    said = [message for message in read if message["role"] == "assistant"]
-    for message, (reasoning, text, calls) in zip(said, turns, strict=False):
-        assert message["content"] == text
-        assert message.get("reasoning_content", "") == reasoning
-        functions = [call["function"] for call in message.get("tool_calls", [])]
-        assert [(f["name"], json.loads(f["arguments"])) for f in functions] == calls
+    assert_it_said(read, turns)
 
 
 @PROPERTY

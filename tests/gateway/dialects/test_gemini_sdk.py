@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -14,8 +13,6 @@ from gemini_support import (
     USAGE,
     Chunk,
     JsError,
-    call,
-    choice_of,
     cut,
     make_array_renderer,
     make_renderer,
@@ -23,64 +20,22 @@ from gemini_support import (
     play,
     read_js,
     stream,
-    text,
-    thought,
 )
+from generated_answers import ENDS, all_said, call, choice_of, deltas_of, some_segments, text
 from google import genai
 from google.genai import errors, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.types import Delta, FinishReason
+from gateway.core.types import FinishReason
 from gateway.dialects.base import ErrorFacts
 from gateway.dialects.gemini_errors import error_body
 
 PROPERTY = settings(derandomize=True, max_examples=80, deadline=None)
 DIED = ErrorFacts(502, "upstream_error", "The engine died.", code="upstream_gone")
 
-# A segment is a kind, its whole text, and where its deltas are cut.
-Segment = tuple[str, str, list[int]]
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3).map(
-    lambda value: json.dumps(value, ensure_ascii=False)
-)
-ARGUMENTS = OBJECTS | st.sampled_from(["", "  ", "null", "[1]", '"x"', "3", "no json", '\n {"a": "\\u2028"} ', '{"a'])
-CUTS = st.lists(st.integers(0, 30), max_size=4)
-SEGMENT: st.SearchStrategy[Segment] = st.one_of(
-    st.tuples(st.just("text"), TEXTS, CUTS),
-    st.tuples(st.just("thought"), TEXTS, CUTS),
-    st.tuples(st.just("call"), ARGUMENTS, CUTS),
-)
-SEGMENTS = st.lists(SEGMENT, max_size=6)
-ENDS = st.sampled_from(
-    [(FinishReason.STOP, None), (FinishReason.LENGTH, None), (FinishReason.TOOL_CALLS, None), (FinishReason.STOP, "##")]
-)
+SEGMENTS = some_segments('{"a')
 PLACES = st.lists(st.integers(0, 10_000), max_size=6)
-
-
-def pieces(value: str, cuts: Sequence[int]) -> list[str]:
-    """`value` cut at `cuts`; some pieces are empty."""
-    edges = [0, *sorted(min(cut, len(value)) for cut in cuts), len(value)]
-    return [value[start:stop] for start, stop in pairwise(edges)]
-
-
-def deltas_of(segments: Sequence[Segment]) -> Iterator[Delta]:
-    number = -1
-    for kind, value, cuts in segments:
-        first, *rest = pieces(value, cuts)
-        if kind == "call":
-            number += 1
-            yield call(number, "f", first)
-            yield from (call(number, arguments=piece) for piece in rest)
-        else:
-            make = text if kind == "text" else thought
-            yield from map(make, [first, *rest])
 
 
 class Server:
@@ -165,8 +120,8 @@ def test_streamed_whole_and_array_say_the_same(segments: Any, end: Any) -> None:
 def test_nothing_that_was_said_is_lost(segments: Any, end: Any) -> None:
     *calls, said, thoughts = calls_and_texts(read_js([stream(deltas_of(segments), *end, chat_context=THINKING)]))
 
-    assert said == "".join(value for kind, value, _ in segments if kind == "text")
-    assert thoughts == "".join(value for kind, value, _ in segments if kind == "thought")
+    assert said == all_said(segments, "text")
+    assert thoughts == all_said(segments, "thought")
     num_calls = sum(kind == "call" for kind, *_ in segments)
     assert len(calls) in (
         (num_calls,) if end[0] is not FinishReason.LENGTH and not end[1] else (num_calls, num_calls - 1)

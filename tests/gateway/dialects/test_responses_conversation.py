@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from generated_answers import text
 from openai.types.responses import Response
-from responses_support import REQUEST_ID, TOOLS, call, make_renderer, stream, text, whole
+from responses_support import REQUEST_ID, TOOLS, call, make_renderer, stream, whole
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.types import FinishReason

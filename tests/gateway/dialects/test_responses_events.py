@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from generated_answers import text, thought
 from openai import APIError
 from responses_support import (
     REQUEST_ID,
@@ -16,8 +17,6 @@ from responses_support import (
     read_events,
     sdk,
     stream,
-    text,
-    thought,
     whole,
 )
 

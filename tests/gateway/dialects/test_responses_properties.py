@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from generated_answers import text, thought
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses_support import (
@@ -20,8 +21,6 @@ from responses_support import (
     read_events,
     sdk,
     stream,
-    text,
-    thought,
     whole,
 )
 

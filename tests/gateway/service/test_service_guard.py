@@ -10,6 +10,7 @@ from gateway.core.errors import Overloaded, TargetUnavailable
 from gateway.routing.breaker import Verdict
 from gateway.service.guard import GuardLimits, TargetGuard, limits_of
 from gateway.settings.schema import ServerSettings, Settings, TargetSettings
+from support.waiting import until
 
 
 def guard(**limits) -> TargetGuard:
@@ -18,9 +19,7 @@ def guard(**limits) -> TargetGuard:
 
 async def waiting(one: TargetGuard, num: int) -> list[asyncio.Task]:
     tasks = [asyncio.create_task(one.enter()) for _ in range(num)]
-    async with asyncio.timeout(5):
-        while one.figures()["queued"] < num:  # noqa: ASYNC110 - a count has no event
-            await asyncio.sleep(0)
+    await until(lambda: one.figures()["queued"] >= num, "all are queued")
     return tasks
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
 import pytest
 
 from gateway.settings.errors import SettingsError
+from gateway.settings.files import read_key
 from gateway.settings.importers import load_settings
 from gateway.settings.schema import public_dump, secrets_of
 
@@ -117,6 +119,45 @@ def test_a_file_that_is_not_there_a_folder_and_both_ways_at_once(tmp_path, key_f
     both = server('api_key = "sk-other-0123"\napi_key_file = "secret.key"')
     assert "gives the same key" in problems(both, tmp_path)
     assert "sk-other" not in problems(both, tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket"])
+def test_a_key_file_that_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, kind):
+    path = tmp_path / "odd.key"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else pipe) if kind != "pipe" else pipe.rename(path)
+
+    text = problems(server('api_key_file = "odd.key"'), tmp_path)
+    assert text.startswith(f"server.api_key_file (kvgate.toml, line 3): {path}: is a {kind.rpartition(' ')[2]}; ")
+    assert "must be a regular file" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
+def test_a_pipe_that_takes_the_place_of_a_key_file_while_it_is_opened_is_refused_too(tmp_path, key_file, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    real = os.open
+
+    def swapped(path, flags, *rest, **options):
+        (tmp_path / "pipe").replace(key_file)
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(SettingsError, match="is a pipe"):
+        read_key(key_file)
+
+
+def test_a_key_file_is_not_read_beyond_what_a_key_may_be(tmp_path, key_file):
+    key_file.write_text(KEY * 10_000)
+    text = problems(server('api_key_file = "secret.key"'), tmp_path)
+    assert "server.api_key_file (kvgate.toml, line 3)" in text
+    assert f"{key_file}: is larger than 64 KiB" in text
+    assert KEY not in text
 
 
 def test_cf_07_a_client_key_whose_file_is_missing_never_opens_the_gateway(tmp_path):

@@ -14,8 +14,9 @@ from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.http.http1_errors import ConnectFailed, ConnectionCut
 from gateway.upstreams.http.http1_pool import Http1Pool
 from gateway.upstreams.http.openai_http import OpenAIHttpUpstream
-from support.http1_server import DEADLINE_SECONDS, Peer, serving, until
+from support.http1_server import DEADLINE_SECONDS, Peer, serving
 from support.tls_certificate import server_context, trusting_context
+from support.waiting import until
 
 LARGE = bytes(range(256)) * (8 * 4096)  # 8 MiB
 

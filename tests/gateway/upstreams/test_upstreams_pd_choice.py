@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.errors import ModeUnavailable, UpstreamTimeout
+from gateway.core.types import SIDES, Side
 from gateway.routing.instance_choice import RUNNING_CHARACTERS, InstanceChoice
 from gateway.routing.prompt_prefix import PIECE_CHARACTERS
+from gateway.routing.server_breaker import ServerBreaker
 from gateway.settings.schema import PairSettings, TimeoutSettings
 from gateway.upstreams.base import RawRequest
 from gateway.upstreams.http.clients import HttpClients
@@ -23,7 +25,8 @@ from gateway.upstreams.pd.facts import ServerFacts
 from gateway.upstreams.pd.job import Hold, Job
 from gateway.upstreams.pd.legs import LegFailed
 from gateway.upstreams.pd.picking import Picker
-from gateway.upstreams.pd.servers import SIDES, Server, Servers, Side
+from gateway.upstreams.pd.server import Server
+from gateway.upstreams.pd.servers import Servers
 
 NUM_SERVERS = 3
 MAX_RUNNING = 2
@@ -64,7 +67,7 @@ class Replicas:
         timeouts, clients = TimeoutSettings(), HttpClients(TimeoutSettings())
         pair = PairSettings(name="x", engine="vllm", **both)
         probe: Any = Mute()
-        self.servers = Servers(pair, clients, timeouts, "hop", probe)
+        self.servers = Servers(pair, clients, timeouts, "hop", probe, make_breaker=lambda: ServerBreaker(2, 30.0))
         limits = {"max_running": self.max_running, "max_waiting": MAX_WAITING, "timeout_seconds": 60.0}
         self.admission = Admission(self.side, **limits)  # type: ignore[arg-type]
         choosers = dict.fromkeys(SIDES, self.chooser)

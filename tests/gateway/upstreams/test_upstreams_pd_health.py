@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamTimeout
+from gateway.routing.server_breaker import ServerBreaker
 from gateway.settings.schema import PairSettings, TimeoutSettings
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.pd.facts import ServerFacts
-from gateway.upstreams.pd.figures import PdFigures
+from gateway.upstreams.pd.figures import PdFigures, Scraped
 from gateway.upstreams.pd.plans import DataRank
 from gateway.upstreams.pd.servers import MAX_SILENT, Servers
+from support.waiting import until
 
 
 class ScriptedProbe:
@@ -39,16 +41,18 @@ class ScriptedProbe:
     async def ranks(self, root: str) -> tuple[DataRank, ...]:
         return (DataRank("0", self.engine_id),) if self.engine_id else ()
 
-    async def figures(self, root: str) -> PdFigures | None:
+    async def figures(self, root: str) -> Scraped:
         self.scraped.append(root)
-        return PdFigures(num_running=1.0)
+        return Scraped(PdFigures(num_running=1.0))
 
 
 def servers_with(probe: ScriptedProbe, *more_prefill: str) -> Servers:
     timeouts: Any = TimeoutSettings()
     prefill = ("http://h/p", *more_prefill)
     settings = PairSettings(name="x", engine="vllm", prefill=prefill, decode=("http://h/d",))
-    return Servers(settings, HttpClients(timeouts), timeouts, "hop", probe)  # type: ignore[arg-type]
+    scripted: Any = probe
+    breaker = {"make_breaker": lambda: ServerBreaker(1, 30.0)}
+    return Servers(settings, HttpClients(timeouts), timeouts, "hop", scripted, **breaker)
 
 
 async def states_after_looks(*told: bool | None) -> list[str]:
@@ -90,9 +94,7 @@ async def test_a_server_that_has_come_back_is_another_process_with_facts_of_its_
     servers.mark_down(server, "refused")
     assert servers.usable("prefill") == []
     watch = asyncio.create_task(servers.watch(lambda: None))
-    async with asyncio.timeout(10):
-        while not servers.usable("prefill"):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: servers.usable("prefill"), "it is used again")
     watch.cancel()
     assert (server.instance, server.facts) == (("prefill-0", 1), None)
 
@@ -157,8 +159,11 @@ async def test_nobody_waits_for_the_figures_of_servers_that_do_not_answer():
     servers.mark_down(servers.named("prefill-1"), "refused")
     found = await servers.figures()
     assert probe.scraped == ["http://h/d"]
-    assert {name for name, figures in found.items() if figures is not None} == {"decode-0"}
-    assert set(found) == {"prefill-0", "prefill-1", "decode-0"}
+    assert {name: scraped.missing for name, scraped in found.items()} == {
+        "prefill-0": "not asked: the server gave no answer to GET /health in time",
+        "prefill-1": "not asked: the server is down",
+        "decode-0": None,
+    }
 
 
 async def test_a_pair_is_one_of_servers_that_are_up_and_fit():

@@ -41,8 +41,8 @@ async def test_decode_first_counts_from_asking_the_decode_server():
         handoff_seconds=60,
         asked_at=time.monotonic() - 100,
         on_first=lambda: None,
-        on_failure=lambda side: None,
-        on_close=lambda is_complete: None,
+        on_failure=lambda side, error, is_shared: None,
+        on_close=lambda is_complete, both_ended: None,
     )
     out = b"".join([chunk async for chunk in answer.chunks()])
     await answer.close()
@@ -67,8 +67,8 @@ async def read_beside_an_endless_prefill(data: bytes) -> bytes:
         handoff_seconds=60,
         asked_at=0,
         on_first=lambda: None,
-        on_failure=lambda side: None,
-        on_close=ended.append,
+        on_failure=lambda side, error, is_shared: None,
+        on_close=lambda is_complete, both_ended: ended.append(both_ended),
     )
     async with asyncio.timeout(20):
         out = b"".join([chunk async for chunk in answer.chunks()])

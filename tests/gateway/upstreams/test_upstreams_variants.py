@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
@@ -26,6 +25,7 @@ from support.engine_upstream import (
     start_reading,
 )
 from support.gateway_process import is_alive
+from support.waiting import until
 
 MODES = list(CacheMode)
 SCRIPT = "tokens=200,delay=0.002"
@@ -49,13 +49,6 @@ def variant(upstream: EngineUpstream, name: str) -> VariantReport:
 
 def pids(upstream: EngineUpstream, name: str) -> list[int]:
     return [instance.pid for instance in variant(upstream, name).instances if instance.pid is not None]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """The states of variants have no event of their own."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def ask(mode: CacheMode, dtype: str, text: str = "one two") -> Any:

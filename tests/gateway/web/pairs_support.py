@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from web_support import Answer, Gateway, running
 
 from gateway.settings.schema import PairSettings, RetrySettings, Settings
 from support.pd_servers import TEXT, PdServer, World, listening
+from support.waiting import until_told
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT_BODY = {"model": "m", "prompt": "hi"}
@@ -95,14 +95,10 @@ def said(answer: Answer) -> str:
 
 async def until_checked(it: Pair) -> list[dict[str, Any]]:
     """Who belongs to whom, once every pair was looked at; no request is needed for it."""
-    async with asyncio.timeout(10):
-        while not all(found["checked"] for found in (await it.state())["pairs"]):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    pairs: list[dict[str, Any]] = (await it.state())["pairs"]
+    state = await until_told(it.state, lambda state: all(found["checked"] for found in state["pairs"]))
+    pairs: list[dict[str, Any]] = state["pairs"]
     return pairs
 
 
 async def until_state(it: Pair, name: str, state: str) -> None:
-    async with asyncio.timeout(10):
-        while {s["name"]: s["state"] for s in (await it.state())["servers"]}[name] != state:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_told(it.state, lambda told: {s["name"]: s["state"] for s in told["servers"]}[name] == state)

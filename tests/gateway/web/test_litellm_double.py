@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from web_support import running, until
+from web_answers import ONCE
+from web_support import running
 
 from gateway.settings.schema import RetrySettings, Settings, TargetSettings, TimeoutSettings
 from gateway.upstreams.litellm_sdk.library import Library
+from support.waiting import until
 
 KEY = "sk-provider-secret-0123456789"
-ONCE = RetrySettings(max_attempts=1)
 
 
 def part(text=None, finish=None, **delta):
@@ -99,7 +100,7 @@ async def asked(double, *, path="/v1/chat/completions", more=None, **fields):
     async with running(settings(**(more or {})), library=Library(double.load)) as gateway:
         body = {"model": "p/m", "messages": [{"role": "user", "content": "hi"}], **fields}
         answer = await gateway.post(path, body)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         return answer, record
 
 

@@ -19,10 +19,10 @@ from web_support import (
     http_answer,
     running,
     sse_answer,
-    until,
 )
 
 from gateway.settings.schema import KeySettings, Settings, TargetSettings, TimeoutSettings
+from support.waiting import until
 
 pytestmark = [
     pytest.mark.skipif(find_spec("litellm") is None, reason="litellm is not installed"),
@@ -78,7 +78,7 @@ async def asked(script, *, model=OPENAI, path="/v1/chat/completions", headers=No
     retry = {"retry": {"max_attempts": 1}}
     async with fake_upstream(script) as upstream, running(settings(upstream.url, **retry)) as gateway:
         answer = await gateway.post(path, body, headers={**backend, **(headers or {})})
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         return answer, record, upstream
 
 
@@ -305,3 +305,34 @@ async def test_models_have_the_sizes_of_its_table_and_a_budget_its_prices():
     assert next(entry for entry in listed if entry["id"] == ANTHROPIC)["max_model_len"] >= 200_000
     assert (first.status, second.status, second.error["code"]) == (200, 429, "insufficient_quota"), first.body
     assert (unpriced.status, unpriced.error["code"]) == (403, "key_not_allowed")
+
+
+# ------------------------------------------------------------------------------------------------------- redirects
+
+
+@pytest.mark.filterwarnings("ignore")  # of what litellm and pydantic import for each provider
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize(
+    "model",
+    [OPENAI, ANTHROPIC, "hosted_vllm/m", "openrouter/a/m", "azure/m", "text-completion-openai/m",
+     "gemini/gemini-2.0-flash", "ollama_chat/m", "cohere/command-r"],
+)  # fmt: skip
+async def test_a_redirect_is_not_followed_whoever_the_provider_is(model, status, stream):
+    """Neither key nor prompt may go to where it leads."""
+    async with fake_upstream(http_answer(b"{}")) as elsewhere:
+        script = http_answer(
+            b"{}", status=f"{status} Found", extra=f"Connection: close\r\nLocation: {elsewhere.url}/v1/x\r\n"
+        )
+        answer, _, upstream = await asked(script, model=model, stream=stream)
+
+    assert (len(upstream.seen), len(elsewhere.seen)) == (1, 0)
+    assert answer.status == 502
+    assert f"answered {status}, a redirect, which is not followed" in answer.error["message"]
+    assert "base_url" in answer.error["message"]
+
+
+async def test_a_provider_whose_client_follows_redirects_is_refused():
+    answer, _, upstream = await asked(http_answer(b"{}"), model="aiohttp_openai/m")
+    assert (answer.status, answer.error["param"], len(upstream.seen)) == (400, "model", 0)
+    assert "openai/MODEL" in answer.error["message"]

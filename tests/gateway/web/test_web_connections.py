@@ -9,10 +9,11 @@ from typing import Any
 import aiohttp.web_protocol
 import pytest
 from aiohttp.http_parser import HttpRequestParserPy
-from web_support import DONE, ROLE, Hold, Seen, Step, chunk, fake_upstream, local_settings, running, sse_answer, until
+from web_support import DONE, ROLE, Hold, Seen, Step, chunk, fake_upstream, local_settings, running, sse_answer
 from web_support import upstream_settings as settings_for
 
 from gateway.upstreams.scripted import ScriptedUpstream
+from support.waiting import until
 
 BODY = b'{"messages":[{"role":"user","content":"hi"}]}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from web_support import fake_upstream, http_answer, local_settings, running, until, upstream_settings
+from web_support import fake_upstream, http_answer, local_settings, running, upstream_settings
 
 from backends.protocol.messages import Timings, Usage
 from gateway.core.errors import ContextLengthExceeded, GatewayError, ModeUnavailable, Overloaded, UpstreamGone
@@ -16,6 +16,7 @@ from gateway.core.types import Finished, FinishReason, ReasoningDelta, Started, 
 from gateway.service import Body
 from gateway.settings.schema import KeySettings, LimitSettings, TargetSettings, TimeoutSettings
 from gateway.upstreams.scripted import Pause, ScriptedUpstream, words
+from support.waiting import until
 
 BODIES = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

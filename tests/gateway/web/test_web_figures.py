@@ -21,13 +21,13 @@ from web_support import (
     local_settings,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 
 from backends.protocol.messages import Timings, Usage
 from gateway.core.types import Finished, FinishReason, Started, TextDelta
 from gateway.upstreams.scripted import Pause, ScriptedUpstream, words
+from support.waiting import until
 
 NUM_SPACES = 100  # a tokenizer may make one token of many blanks, and few of them are words
 
@@ -53,7 +53,7 @@ async def generated(gateway: Any) -> float:
 async def test_mt_05_tokens_of_the_local_engine_are_its_own_count(sizes: list[int]):
     async with running(local_settings(), local_spaces(sizes)) as gateway:
         answer = await gateway.chat(stream=True, stream_options={"include_usage": True})
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         counted = await generated(gateway)
 
     assert answer.text() == " " * NUM_SPACES
@@ -71,7 +71,7 @@ async def test_mt_05_tokens_of_an_upstream_are_its_own_count(stream: bool):
     script = streamed if stream else http_answer(json.dumps(whole).encode())
     async with fake_upstream(script) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m", stream=stream)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         counted = await generated(gateway)
 
     assert record["timings"]["completion_tokens"] == counted == NUM_SPACES
@@ -82,7 +82,7 @@ async def test_mt_05_what_an_upstream_does_not_count_stays_unknown():
     script = sse_answer(ROLE, *[chunk(" ")] * NUM_SPACES, chunk(finish="length"), DONE)
     async with fake_upstream(script) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m", stream=True)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         counted = await generated(gateway)
 
     assert answer.text() == " " * NUM_SPACES

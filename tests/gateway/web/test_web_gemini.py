@@ -8,6 +8,7 @@ import json
 import pytest
 from google import genai
 from google.genai import types
+from web_answers import HELLO
 from web_support import (
     DONE,
     ROLE,
@@ -290,7 +291,7 @@ async def test_several_candidates_are_answered():
 
 # ---------------------------------------------------------------------------------------------------------- upstreams
 
-GOOD = ROLE + chunk("平") + chunk("台") + chunk(finish="stop") + USAGE + DONE
+GOOD = HELLO + USAGE + DONE
 OTHER = "/v1beta/models/m:{}"
 
 

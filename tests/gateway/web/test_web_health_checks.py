@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 
 import pytest
 from test_web_reload import reloadable
+from web_answers import ONCE, PLAIN
 from web_support import (
     Hold,
     Reset,
@@ -15,18 +15,15 @@ from web_support import (
     fake_upstream,
     http_answer,
     running,
-    until,
     upstream_settings,
 )
 
 from gateway.settings.schema import KeySettings, RetrySettings, RouteSettings, Settings, TargetSettings, TimeoutSettings
 from gateway.upstreams.http.clients import HttpClients
 from gateway.upstreams.http.health_probe import HealthProbe
+from support.waiting import until, until_told
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
-PLAIN = http_answer(json.dumps(WHOLE).encode())
 SOON = 0.005
-ONCE = RetrySettings(max_attempts=1)
 
 
 class Server:
@@ -49,15 +46,8 @@ def only(upstream, **more) -> Settings:
     return Settings(targets=(checked(upstream, **more),), retry=ONCE)
 
 
-async def health_of(gateway, target="a"):
-    return (await gateway.get("/ready")).json()["targets"][target]
-
-
 async def until_healthy(gateway, wanted, target="a"):
-    async with asyncio.timeout(10):
-        while (health := await health_of(gateway, target))["healthy"] is not wanted:  # noqa: ASYNC110 - asked over HTTP
-            await asyncio.sleep(0.002)
-    return health
+    return await until_told(lambda: gateway.health(target), lambda health: health["healthy"] is wanted)
 
 
 def checks(upstream):
@@ -209,7 +199,7 @@ async def test_a_client_s_own_key_is_not_used_for_checks_where_it_is_forwarded()
 
 async def test_without_a_path_nobody_is_asked_and_nothing_is_claimed():
     async with fake_upstream(PLAIN) as upstream, running(upstream_settings(upstream.url)) as gateway:
-        health = await health_of(gateway, "upstream")
+        health = await gateway.health("upstream")
         text = (await gateway.get("/metrics")).body.decode()
         assert not probe_tasks()
     assert (health["healthy"], health["last_check"]) == (None, None)
@@ -247,7 +237,7 @@ async def test_checks_end_with_the_settings_that_wanted_them_and_go_on_where_not
             (first,) = probe_tasks()
             await reload(only(upstream).model_copy(update={"retry": RetrySettings(max_attempts=2)}))
             assert probe_tasks() == [first]
-            assert (await health_of(gateway))["healthy"] is True
+            assert (await gateway.health("a"))["healthy"] is True
 
             await reload(only(upstream, health_path="/other"))
             await until(lambda: len(probe_tasks()) == 1 and first not in probe_tasks())
@@ -256,7 +246,7 @@ async def test_checks_end_with_the_settings_that_wanted_them_and_go_on_where_not
             await reload(only(upstream, health_path=None))
             await until(lambda: not probe_tasks())
             num_checks = len(checks(upstream))
-            assert (await health_of(gateway))["healthy"] is None
+            assert (await gateway.health("a"))["healthy"] is None
             assert len(checks(upstream)) == num_checks
         assert not probe_tasks()
 

@@ -9,19 +9,16 @@ from contextlib import aclosing
 
 import pytest
 from typing_extensions import override
+from web_answers import STREAM, WHOLE
 from web_support import (
     DONE,
-    ROLE,
     Answer,
     Step,
     Wait,
-    chunk,
     fake_upstream,
     http_answer,
     local_settings,
     running,
-    sse_answer,
-    until,
     upstream_settings,
 )
 
@@ -29,13 +26,12 @@ from gateway.core.errors import Overloaded
 from gateway.core.types import ChatRequest, Started, StreamEvent, TextDelta
 from gateway.settings.schema import RetrySettings, Settings, TargetSettings, TimeoutSettings
 from gateway.upstreams.scripted import ScriptedUpstream, words
+from support.waiting import until
 
 BEAT_SECONDS = 0.02
 QUICK = TimeoutSettings(heartbeat_seconds=BEAT_SECONDS)
 BODY = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
 ANSWER = json.dumps(WHOLE).encode()
-STREAM = sse_answer(ROLE, chunk("hi"), chunk(finish="stop"), DONE)
 
 
 async def ask_of_one_who_pauses(*steps: Step) -> Answer:

@@ -62,7 +62,7 @@ async def test_a_query_that_says_two_things_is_refused():
 async def test_a_huge_name_is_neither_repeated_nor_kept_whole():
     async with running(local_settings(), ScriptedUpstream()) as gateway:
         answer = await gateway.chat(model="x" * 1_000_000)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert answer.status == 404
     assert len(answer.body) < 1000
@@ -87,7 +87,7 @@ async def test_a_body_that_ends_too_early_is_a_failure_even_without_a_length(str
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
     async with fake_upstream([head + cut]) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m", stream=stream)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert answer.status == 502
     assert answer.error["code"] == "upstream_gone"
@@ -157,7 +157,7 @@ async def test_token_counts_that_no_server_can_mean_are_not_counted(usage):
     body = json.dumps({**WHOLE, "usage": usage}).encode()
     async with fake_upstream(http_answer(body)) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m")
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert answer.body == body
     assert "completion_tokens" not in record["timings"]

@@ -15,7 +15,6 @@ from web_support import (
     local_settings,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 
@@ -23,6 +22,7 @@ from gateway.core.errors import ModeUnavailable
 from gateway.core.types import CacheMode
 from gateway.settings.schema import KeySettings, RetrySettings, TargetSettings
 from gateway.upstreams.scripted import ScriptedUpstream, words
+from support.waiting import until
 
 GOOD = sse_answer(ROLE, chunk("a"), chunk(finish="stop"), USAGE, DONE)
 HEADERS = {"Authorization": "Bearer sk-a"}

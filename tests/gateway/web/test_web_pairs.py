@@ -7,10 +7,11 @@ import json
 
 import pytest
 from pairs_support import CHAT, SPLIT, WHOLE, pair, until_state
-from web_support import running, until
+from web_support import running
 
 from gateway.settings.schema import PairSettings, RetrySettings, Settings
 from support.pd_servers import TEXT
+from support.waiting import until
 
 # ------------------------------------------------------------------------------------------------- who belongs together
 
@@ -162,7 +163,7 @@ async def test_the_two_legs_are_timed_apart():
     async with pair("vllm") as it:
         answer = await it.ask(stream=True)
         timing = answer.headers["Server-Timing"]
-        record = (await it.gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await it.gateway.record(answer)
         counts = [
             await it.gateway.metric("kvgate_leg_seconds_count", backend="pair", leg=leg)
             for leg in ("prefill", "decode_first")

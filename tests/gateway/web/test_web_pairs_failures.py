@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from pairs_support import CHAT, SPLIT, WHOLE, Pair, pair, said, until_state
-from web_support import running, until
+from web_support import running
 
 from gateway.core.types import CacheMode
 from gateway.settings.schema import CacheLayoutSettings, PairSettings, RetrySettings, Settings
 from support.pd_servers import PdServer, listening
+from support.waiting import until, until_told
 
 # ------------------------------------------------------------------------------------------------------------- failures
 
@@ -235,12 +236,28 @@ async def test_ready_says_whether_the_default_mode_has_servers(side):
 
             assert await ready() == (200, True)
             getattr(it, side)[0].is_healthy = False
-            async with asyncio.timeout(20):
-                while await ready() != (503, False):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+            await until_told(ready, lambda told: told == (503, False))
 
 
 # -------------------------------------------------------------------------------------------------------- client leaves
+
+
+async def asking_held_at(it: Pair, place: str) -> asyncio.Task[Answer]:
+    """A request whose server goes no further than `place`, a side and how far that is."""
+    side, _, where = place.partition(" ")
+    reached, never = asyncio.Event(), asyncio.Event()
+
+    def pause(at: str) -> asyncio.Event | None:
+        if at != where:
+            return None
+        reached.set()
+        return never
+
+    getattr(it, side)[0].pause = pause
+    asking = asyncio.create_task(it.ask(stream=True))
+    async with asyncio.timeout(10):
+        await reached.wait()
+    return asking
 
 
 PLACES = ["prefill start", "prefill computed", "decode start", "decode transfer", "decode computed", "decode piece 1"]
@@ -248,46 +265,22 @@ PLACES = ["prefill start", "prefill computed", "decode start", "decode transfer"
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_pd_04_leaving_at_any_place_frees_the_blocks_of_both_sides(place):
-    side, _, where = place.partition(" ")
-    reached, never = asyncio.Event(), asyncio.Event()
-
-    def pause(at: str) -> asyncio.Event | None:
-        if at != where:
-            return None
-        reached.set()
-        return never
-
     async with pair("vllm") as it:
-        getattr(it, side)[0].pause = pause
-        asking = asyncio.create_task(it.ask(stream=True))
-        async with asyncio.timeout(10):
-            await reached.wait()
+        asking = await asking_held_at(it, place)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         await until(lambda: it.num_blocks == (0, 0), "blocks are free")
         assert it.p.num_running == it.d.num_running == 0
-        getattr(it, side)[0].pause = lambda at: None
+        getattr(it, place.split()[0])[0].pause = lambda at: None
         assert said(await it.ask()) == WHOLE
 
 
 @pytest.mark.parametrize("place", ["prefill start", "prefill transfer", "decode start", "decode piece 1"])
 async def test_pd_04_sglang_is_told_of_a_client_that_has_left(place):
-    side, _, where = place.partition(" ")
-    reached, never = asyncio.Event(), asyncio.Event()
-
-    def pause(at: str) -> asyncio.Event | None:
-        if at != where:
-            return None
-        reached.set()
-        return never
-
     async with pair("sglang") as it:
-        getattr(it, side)[0].pause = pause
-        asking = asyncio.create_task(it.ask(stream=True))
-        async with asyncio.timeout(10):
-            await reached.wait()
-            await until(lambda: it.p.got and it.d.got, "both were asked")
+        asking = await asking_held_at(it, place)
+        await until(lambda: it.p.got and it.d.got, "both were asked")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

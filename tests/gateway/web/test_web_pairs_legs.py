@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pairs_support import CHAT, SPLIT, TEXT_BODY, WHOLE, Pair, pair, said, until_checked
-from web_support import until
 
 from support.pd_servers import Got, PdServer
+from support.waiting import until, until_told
 
 # ------------------------------------------------------------------------------------------------------------- prompts
 
@@ -331,10 +331,8 @@ async def test_one_process_under_two_names_of_a_side_is_used_once_and_said(caplo
     born = "\n".join(f"vllm:{name}_created 1764000000.4{i}" for i, name in enumerate("abcdef"))
     changed = {"decode-0": {"metrics_text": born}, "decode-1": {"metrics_text": born}}
     async with pair("vllm", num_decode=2, changed=changed) as it:
-        async with asyncio.timeout(10):
-            while not [s for s in (await it.state())["servers"] if s["problem"]]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        problems = {s["name"]: s["problem"] for s in (await it.state())["servers"] if s["problem"]}
+        state = await until_told(it.state, lambda state: any(s["problem"] for s in state["servers"]))
+        problems = {s["name"]: s["problem"] for s in state["servers"] if s["problem"]}
         used = {
             (await it.ask(messages=[{"role": "user", "content": str(i)}])).headers["X-Cache-Instance"] for i in range(6)
         }

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from pairs_support import CHAT, KINDS, TEXT_BODY, WHOLE, pair, said
-from web_support import until
 
 from support.pd_servers import TEXT
+from support.waiting import until
 
 # ------------------------------------------------------------------------------------------------------------ protocols
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pairs_support import CHAT, KINDS, SPLIT, WHOLE
 from test_web_reload import reloadable
-from web_support import Gateway, until
+from web_support import Gateway
 
 from gateway.settings.schema import (
     LimitSettings,
@@ -23,6 +23,7 @@ from gateway.settings.schema import (
 )
 from gateway.web.keys import IN_FORCE
 from support.pd_servers import PdServer, World, listening
+from support.waiting import until
 
 
 @asynccontextmanager

@@ -8,10 +8,12 @@ import json
 
 import pytest
 from multidict import CIMultiDict
+from web_answers import HELLO, without_comments
 from web_support import (
     DONE,
     ROLE,
     USAGE,
+    Flood,
     Hold,
     Reset,
     Wait,
@@ -20,11 +22,11 @@ from web_support import (
     http_answer,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 from yarl import URL
 
+from gateway.service import ending
 from gateway.settings.schema import (
     KeySettings,
     RequestSettings,
@@ -34,6 +36,7 @@ from gateway.settings.schema import (
     TargetSettings,
     TimeoutSettings,
 )
+from support.waiting import until
 
 WHOLE = {
     "id": "x",
@@ -42,13 +45,6 @@ WHOLE = {
     "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
 }
 PLAIN = http_answer(json.dumps(WHOLE).encode())
-GOOD = ROLE + chunk("平") + chunk("台") + chunk(finish="stop")
-
-
-def without_comments(body: bytes) -> bytes:
-    """The stream without the gateway's own timing line."""
-    head, _, rest = body.partition(b": kvgate ")
-    return head + rest.partition(b"\n\n")[2] if rest else head
 
 
 async def streamed(*steps, settings=None, extra=b"", **fields):
@@ -57,15 +53,14 @@ async def streamed(*steps, settings=None, extra=b"", **fields):
         running(settings(upstream.url) if settings else upstream_settings(upstream.url)) as gateway,
     ):
         answer = await gateway.chat(model="m", stream=True, **fields)
-        record = await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")
-        return answer, record.json(), upstream
+        return answer, await gateway.record(answer), upstream
 
 
 # ------------------------------------------------------------------------------------------------------------ bytes
 
 
 async def test_st_02_the_stream_is_the_same_for_every_split():
-    whole = GOOD + DONE
+    whole = HELLO + DONE
     for at in range(0, len(whole), 7):
         answer, record, _ = await streamed(whole[:at], whole[at:])
         assert without_comments(answer.body) == whole
@@ -75,7 +70,7 @@ async def test_st_02_the_stream_is_the_same_for_every_split():
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 async def test_st_07_every_line_end_passes_unchanged(end):
-    whole = (GOOD + DONE).replace(b"\n", end)
+    whole = (HELLO + DONE).replace(b"\n", end)
     for at in (1, len(whole) // 2, len(whole) - 1):
         answer, record, _ = await streamed(whole[:at], whole[at:])
         assert without_comments(answer.body).strip() == whole.strip()
@@ -96,7 +91,7 @@ async def test_st_03_and_st_04_comments_stay_comments_and_are_no_first_token():
         await until(lambda: asyncio.get_running_loop().time() - since > 0.05)
         go.set()
         answer = await task
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert answer.text() == "a"
     assert answer.body.count(b": OPENROUTER PROCESSING\n\n") == 1
@@ -183,6 +178,16 @@ async def test_a_connection_that_ends_badly_after_the_finish_reason_costs_nothin
 
     assert answer.done
     assert record["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("end", [Hold(), Flood(b": still here\n\n")], ids=["silence", "comments for ever"])
+async def test_the_end_mark_is_not_waited_for_as_long_as_for_a_token(end, monkeypatch):
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.05)
+    answer, record, upstream = await streamed(chunk("a"), chunk(finish="stop"), end)
+
+    assert answer.done
+    assert record["outcome"] == "ok"
+    assert upstream.num_gone == 1
 
 
 def of_choice(index: int, content: str = "", finish: str | None = None) -> bytes:
@@ -339,7 +344,7 @@ async def test_st_18_a_client_that_leaves_closes_the_upstream_connection(stream)
 
 async def test_the_connection_is_used_again_after_a_whole_stream():
     def script(_seen):
-        body = GOOD + DONE
+        body = HELLO + DONE
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         return [head + b"%x\r\n" % len(body) + body + b"\r\n", b"0\r\n\r\n"]
 
@@ -372,7 +377,7 @@ async def test_frames_are_passed_on_when_they_come():
 @pytest.mark.parametrize("asked", [None, False, True])
 async def test_st_14_usage_is_asked_for_and_stripped_unless_the_client_wants_it(asked):
     options = {} if asked is None else {"stream_options": {"include_usage": asked, "other": 1}}
-    answer, record, upstream = await streamed(GOOD, USAGE, DONE, **options)
+    answer, record, upstream = await streamed(HELLO, USAGE, DONE, **options)
 
     sent = upstream.seen[0].json()["stream_options"]
     assert sent["include_usage"] is True
@@ -386,11 +391,11 @@ async def test_st_15_an_upstream_that_refuses_stream_options_is_asked_again_with
     def script(seen):
         if b"stream_options" in seen.body:
             return http_answer(b'{"error":{"message":"unknown field stream_options"}}', status="400 Bad")
-        return sse_answer(GOOD, DONE)
+        return sse_answer(HELLO, DONE)
 
     async with fake_upstream(script) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m", stream=True)
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert answer.done
     assert len(upstream.seen) == 2
@@ -552,7 +557,7 @@ async def test_au_03_no_key_appears_in_errors_records_or_metrics():
 async def test_ht_01_a_compressed_answer_is_plain_for_the_client(coding, stream):
     import zlib
 
-    plain = (GOOD + DONE) if stream else json.dumps(WHOLE | {"pad": "x" * 200_000}).encode()
+    plain = (HELLO + DONE) if stream else json.dumps(WHOLE | {"pad": "x" * 200_000}).encode()
     packed = plain
     for name in coding.split(", "):
         packed = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[name](packed)
@@ -609,7 +614,7 @@ async def test_a_request_that_comes_back_to_the_gateway_is_refused(name):
 
 async def test_a_stream_is_known_by_its_type_however_that_is_spelt():
     head = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream ; Charset=UTF-8\r\nConnection: close\r\n\r\n"
-    async with fake_upstream([head, GOOD, DONE]) as upstream, running(upstream_settings(upstream.url)) as gateway:
+    async with fake_upstream([head, HELLO, DONE]) as upstream, running(upstream_settings(upstream.url)) as gateway:
         answer = await gateway.chat(model="m", stream=True)
         translated = await gateway.post("/v1/responses", {"model": "m", "input": "hi", "stream": True})
 

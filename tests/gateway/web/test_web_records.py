@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from web_support import local_settings, running, until
+from web_support import local_settings, running
 
 from gateway.settings.schema import KeySettings, LimitSettings
 from gateway.upstreams.scripted import ScriptedUpstream
+from support.waiting import until
 
 KEYS = (KeySettings(key="sk-a", name="a"), KeySettings(key="sk-b", name="b"))
 PATH = "/v1/requests"

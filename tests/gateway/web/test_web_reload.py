@@ -15,7 +15,6 @@ from web_support import (
     http_answer,
     running,
     sse_answer,
-    until,
 )
 from yarl import URL
 
@@ -32,6 +31,7 @@ from gateway.settings.schema import (
     TimeoutSettings,
 )
 from gateway.web.keys import IN_FORCE, RELOADER
+from support.waiting import until
 
 HEADERS = {"Authorization": "Bearer sk-a"}
 

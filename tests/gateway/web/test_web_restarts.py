@@ -5,30 +5,22 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from web_support import local_settings, running, until
+from web_answers import FAST, in_turn
+from web_support import local_settings, running
 
 from backends.protocol.messages import Timings, Usage
 from gateway.core.errors import ModeUnavailable, UpstreamGone
-from gateway.core.types import CacheMode, Finished, FinishReason, Started, TextDelta
+from gateway.core.types import CacheMode, CacheStrategy, Finished, FinishReason, Started, TextDelta
 from gateway.settings.schema import RetrySettings, TimeoutSettings
 from gateway.upstreams.scripted import ScriptedUpstream, words
+from support.waiting import until
 
-FAST = RetrySettings(first_delay_seconds=0.0)
 DIES = [Started(1, 9), UpstreamGone("The merged engine process is gone.")]
 
 
 def down(seconds: float = 0.0) -> list:
     reason = "Mode 'merged' can't be served now: merged is restarting."
     return [ModeUnavailable(reason, retry_after_seconds=seconds, is_restarting=True)]
-
-
-def in_turn(*scripts):
-    left = list(scripts)
-    return lambda _request: left.pop(0) if len(left) > 1 else left[0]
-
-
-async def record_of(gateway, answer):
-    return (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
 
 
 def outcomes(record):
@@ -55,7 +47,7 @@ async def test_a_request_whose_engine_died_is_answered_once_it_is_back(stream):
         assert not task.done()
         engine.is_back.set()
         answer = await task
-        record = await record_of(gateway, answer)
+        record = await gateway.record(answer)
         broken, waited = [
             await gateway.metric("kvgate_upstream_retries_total", backend="local", reason=reason)
             for reason in ("broken", "restarting")
@@ -76,7 +68,7 @@ async def test_a_request_that_finds_its_mode_restarting_waits_too():
     engine.is_back.set()
     async with running(local_settings(retry=FAST), engine) as gateway:
         answer = await gateway.chat()
-        record = await record_of(gateway, answer)
+        record = await gateway.record(answer)
 
     assert (answer.status, outcomes(record)) == (200, ["restarting", "ok"])
     assert "X-Kvgate-Attempts" not in answer.headers
@@ -124,7 +116,7 @@ async def test_the_death_is_told_if_the_engine_does_not_come_back():
     engine = Restarting(in_turn(DIES, [ModeUnavailable("merged is failed")]))
     async with running(local_settings(retry=FAST), engine) as gateway:
         answer = await gateway.chat()
-        record = await record_of(gateway, answer)
+        record = await gateway.record(answer)
 
     assert (answer.status, answer.error["code"]) == (502, "upstream_gone")
     assert outcomes(record) == ["broken", "unavailable"]
@@ -135,7 +127,7 @@ async def test_a_request_that_may_be_what_kills_the_engine_is_sent_twice_and_no_
     engine.is_back.set()
     async with running(local_settings(retry=RetrySettings(first_delay_seconds=0.0, max_attempts=9)), engine) as gateway:
         answer = await gateway.chat()
-        record = await record_of(gateway, answer)
+        record = await gateway.record(answer)
 
     assert (answer.status, outcomes(record)) == (502, ["broken", "restarting", "broken"])
 
@@ -176,6 +168,66 @@ async def test_a_stream_that_waits_has_heartbeats_and_then_its_answer():
     assert "[DONE]" in text
 
 
+class Counting(Restarting):
+    """Counts like `answers`, of which each is a number or an error."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        super().__init__(words("never"))
+        self.answers = list(answers)
+        self.counted: list[CacheStrategy] = []
+
+    async def count_tokens(self, request) -> int:
+        self.counted.append(request.strategy)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def count(gateway, **headers):
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    return gateway.post("/v1/messages/count_tokens", body, headers=headers)
+
+
+@pytest.mark.parametrize("begins", [[], [UpstreamGone("gone")]])
+async def test_a_count_waits_for_an_engine_that_is_being_started_again(begins):
+    engine = Counting(*begins, *down(), 7)
+    async with running(local_settings(retry=FAST), engine) as gateway:
+        task = asyncio.create_task(count(gateway))
+        await until(lambda: engine.num_waits)
+        assert not task.done()
+        engine.is_back.set()
+        answer = await task
+
+    assert (answer.status, answer.json()) == (200, {"input_tokens": 7})
+    assert len(engine.counted) == len(begins) + 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([*down()], (529, "can't be served now")),
+        ([UpstreamGone("the engine is gone"), *down()], (502, "the engine is gone")),
+    ],
+)
+async def test_a_count_waits_no_longer_than_any_request(answers, told):
+    retry = RetrySettings(first_delay_seconds=0.0, deadline_seconds=0.05)
+    engine = Counting(*answers)
+    async with running(local_settings(retry=retry), engine) as gateway:
+        answer = await count(gateway)
+
+    assert (answer.status, engine.num_waits) == (told[0], 1)
+    assert told[1] in answer.error["message"]
+
+
+async def test_a_count_of_an_engine_that_is_given_up_fails_at_once():
+    engine = Counting(ModeUnavailable("given up"))
+    async with running(local_settings(retry=FAST), engine) as gateway:
+        answer = await count(gateway)
+
+    assert (answer.status, engine.num_waits, len(engine.counted)) == (529, 0, 1)  # Anthropic's word for it
+
+
 async def test_after_the_first_token_a_death_is_an_error_event_as_before():
     engine = Restarting([Started(1, 9), TextDelta("hi", 1), UpstreamGone("gone")])
     engine.is_back.set()
@@ -198,7 +250,7 @@ async def test_st_27_an_empty_engine_output_is_no_chunk_and_no_token(stream):
         await until(lambda: engine.num_waits)
         engine.is_back.set()
         answer = await task
-        record = await record_of(gateway, answer)
+        record = await gateway.record(answer)
 
     assert outcomes(record) == ["broken", "restarting", "ok"]
     if stream:

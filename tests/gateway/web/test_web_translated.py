@@ -6,10 +6,12 @@ import asyncio
 import json
 
 import pytest
+from web_answers import HELLO, without_comments
 from web_support import (
     DONE,
     ROLE,
     USAGE,
+    Flood,
     Hold,
     Reset,
     Wait,
@@ -18,18 +20,19 @@ from web_support import (
     http_answer,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 
+from gateway.service import ending
 from gateway.settings.schema import KeySettings, RequestSettings, ServerSettings, Settings, TargetSettings
+from support.waiting import until
 
 PLACES = ("messages", "responses")
 BODIES = {
     "messages": {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]},
     "responses": {"model": "m", "input": "hi"},
 }
-GOOD = ROLE + chunk("平") + chunk("台") + chunk(finish="stop") + USAGE + DONE
+GOOD = HELLO + USAGE + DONE
 
 
 def calls(*entries, finish=None):
@@ -50,7 +53,7 @@ async def asked(place, script, *, stream=True, headers=None, settings=None, **fi
         answer = await gateway.post(
             f"/v1/{place}", {**BODIES[place], "stream": stream, **fields}, headers=headers or {}
         )
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
         return answer, record, upstream
 
 
@@ -206,7 +209,7 @@ async def test_st_03_and_st_04_comments_are_no_first_token(place):
         await until(lambda: asyncio.get_running_loop().time() - since > 0.05)
         go.set()
         answer = await task
-        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        record = await gateway.record(answer)
 
     assert said(place, answer)[0] == "a"
     assert b"OPENROUTER" not in answer.body
@@ -301,6 +304,49 @@ async def test_st_10_and_st_11_a_broken_answer_ends_with_the_api_s_own_error(pla
     assert record["outcome"] == ("overloaded" if case == "error" else "error")
     if case == "error" and place == "messages":
         assert data["error"] == {"type": "rate_limit_error", "message": "rate limit"}
+
+
+def piece(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("end", [Hold(), Reset(), "comments"], ids=["silence", "a break", "comments for ever"])
+async def test_what_is_missing_after_the_finish_reason_costs_nothing(place, stream, end, monkeypatch):
+    """Neither the end mark nor the end of the connection comes; it is cut, and never used again."""
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.05)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    last = Flood(piece(b": still here\n\n")) if end == "comments" else end
+    script = [head, piece(ROLE + chunk("a")), piece(chunk(finish="stop") + USAGE), last]
+    async with fake_upstream(script) as upstream, running(upstream_settings(upstream.url)) as gateway:
+        answer = await gateway.post(f"/v1/{place}", {**BODIES[place], "stream": stream})
+        record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        if not isinstance(end, Reset):
+            await until(lambda: upstream.num_gone)
+        await gateway.post(f"/v1/{place}", BODIES[place])
+
+    assert said(place, answer, stream=stream)[0] == "a"
+    assert (record["outcome"], record["timings"]["completion_tokens"]) == ("ok", 3)
+    assert upstream.num_connections == 2
+
+
+async def test_a_choice_that_has_not_begun_yet_is_waited_for(monkeypatch):
+    """An upstream may begin one after the other has ended: that is no end of the answer."""
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.0)
+    go, choice = asyncio.Event(), {"index": 1, "delta": {"content": "b"}, "finish_reason": "stop"}
+    other = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+    body = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"candidateCount": 2}}
+    steps = sse_answer(ROLE + chunk("a") + chunk(finish="stop"), Wait(go), other + DONE)
+    async with fake_upstream(steps) as upstream, running(upstream_settings(upstream.url)) as gateway:
+        place = f"{gateway.url}/v1beta/models/m:streamGenerateContent?alt=sse"
+        async with gateway.session.post(place, json=body) as response:
+            await response.content.readline()
+            go.set()
+            text = await response.text()
+
+    assert '"b"' in text
+    assert "error" not in text
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -415,11 +461,6 @@ def own_api(**more):
         return Settings(targets=(target,), **more)
 
     return settings
-
-
-def without_comments(body):
-    head, _, rest = body.partition(b": kvgate ")
-    return head + rest.partition(b"\n\n")[2] if rest else head
 
 
 @pytest.mark.parametrize("place", PLACES)

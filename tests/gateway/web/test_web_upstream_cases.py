@@ -16,7 +16,6 @@ from web_support import (
     local_settings,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 
@@ -25,6 +24,7 @@ from gateway.core.errors import ContextLengthExceeded
 from gateway.core.types import Started, TextDelta
 from gateway.settings.schema import Settings, TargetSettings
 from gateway.upstreams.scripted import Pause, ScriptedUpstream, words
+from support.waiting import until
 
 WHOLE = {"choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}], "content": [], "output": []}
 BODIES = {

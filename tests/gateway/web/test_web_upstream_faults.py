@@ -8,6 +8,7 @@ import logging
 import time
 
 import pytest
+from web_answers import FAST, ONCE, PLAIN, STREAM, WHOLE, error_answer, in_turn, tries
 from web_support import (
     DONE,
     ROLE,
@@ -20,7 +21,6 @@ from web_support import (
     http_answer,
     running,
     sse_answer,
-    until,
     upstream_settings,
 )
 
@@ -34,27 +34,9 @@ from gateway.settings.schema import (
     TargetSettings,
     TimeoutSettings,
 )
+from support.waiting import until
 
-WHOLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
-PLAIN = http_answer(json.dumps(WHOLE).encode())
-STREAM = sse_answer(ROLE, chunk("hi"), chunk(finish="stop"), DONE)
-FAST = RetrySettings(first_delay_seconds=0.0)
-ONCE = RetrySettings(max_attempts=1)
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def error_answer(status: int, *, extra: str = "", body: bytes = b'{"error":{"message":"no","type":"t"}}'):
-    return http_answer(body, status=f"{status} No", extra=extra)
-
-
-def in_turn(*scripts):
-    left = list(scripts)
-    return lambda _seen: left.pop(0) if len(left) > 1 else left[0]
-
-
-async def tries(gateway, answer):
-    record = (await gateway.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
-    return [(attempt["backend"], attempt["outcome"]) for attempt in record["attempts"]]
 
 
 # -------------------------------------------------------------------------------------------- which models there are
@@ -105,7 +87,7 @@ async def test_a_breaker_that_opens_during_a_retry_does_not_hide_the_failure(scr
         target = TargetSettings(name="a", base_url=upstream.url, models=("m",), breaker_failures=1)
         async with running(Settings(targets=(target,), retry=FAST)) as gateway:
             answer = await gateway.chat(model="m", stream=stream)
-            attempts = await tries(gateway, answer)
+            attempts = tries(await gateway.record(answer))
             later = await gateway.chat(model="m", stream=stream)
 
     assert (answer.status, answer.error.get("code")) == (status, code)
@@ -128,7 +110,7 @@ async def test_a_fallback_that_is_left_alone_does_not_hide_the_failure_and_is_no
         async with running(settings) as gateway:
             assert (await gateway.chat(model="n")).status == 502
             answer = await gateway.chat(model="m")
-            attempts = await tries(gateway, answer)
+            attempts = tries(await gateway.record(answer))
 
     assert (answer.status, answer.error["message"]) == (500, "no")
     assert answer.headers["X-Cache-Backend"] == "a"
@@ -345,7 +327,7 @@ async def test_counting_ends_with_the_attempts_and_is_one_failure_of_the_target(
         running(counting(upstream, breaker_failures=2)) as gateway,
     ):
         answer = await count(gateway)
-        health = (await gateway.get("/ready")).json()["targets"]["a"]
+        health = await gateway.health("a")
         await count(gateway)
         refused = await count(gateway)
     assert (answer.status, answer.error["message"]) == (503, "no")
@@ -364,7 +346,7 @@ async def test_a_count_takes_a_place_at_its_target_and_gives_it_back():
         refused = await count(gateway)
         task.cancel()
         await until(lambda: upstream.num_gone)
-        health = (await gateway.get("/ready")).json()["targets"]["a"]
+        health = await gateway.health("a")
     assert refused.status == 529  # as this API says that it is busy
     assert (health["in_flight"], health["breaker"]) == (0, "closed")
 

@@ -39,7 +39,7 @@ async def test_the_variant_that_serves_is_named_in_header_and_record(stream: boo
     async with running(local_settings(), engine) as gateway:
         other = await gateway.chat(stream=stream, cacheStrategy={"kvCacheDtype": "int8"})
         main = await gateway.chat(stream=stream)
-        records = [(await gateway.get(f"/v1/requests/{a.headers['X-Request-Id']}")).json() for a in (other, main)]
+        records = [await gateway.record(a) for a in (other, main)]
 
     assert other.headers["X-Cache-Variant"] == "int8"
     assert "X-Cache-Variant" not in main.headers

@@ -17,16 +17,9 @@ import aiohttp
 from gateway.app import build_app, make_runner
 from gateway.settings.schema import EngineSettings, ServerSettings, Settings
 from gateway.upstreams.base import EventUpstream
+from support.waiting import until  # noqa: F401 - tests of this folder may take it from here
 
 DEADLINE = 10.0
-
-
-async def until(condition: Callable[[], Any], what: str = "condition") -> None:
-    """Wait for a fact, not for a time."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 - the conditions are of objects that have no event
-            await asyncio.sleep(0.002)
-    assert condition(), what
 
 
 # ---------------------------------------------------------------------------------------------------- fake upstream
@@ -268,6 +261,16 @@ class Gateway:
                 return await reader.read()
         finally:
             writer.close()
+
+    async def record(self, answer: Answer) -> dict[str, Any]:
+        """What the gateway keeps of the request that had this answer."""
+        kept: dict[str, Any] = (await self.get(f"/v1/requests/{answer.headers['X-Request-Id']}")).json()
+        return kept
+
+    async def health(self, target: str) -> dict[str, Any]:
+        """What `/ready` says of a target."""
+        told: dict[str, Any] = (await self.get("/ready")).json()["targets"][target]
+        return told
 
     @property
     def records(self) -> Any:
