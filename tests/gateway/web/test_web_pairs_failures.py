@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pairs_support import CHAT, SPLIT, WHOLE, Pair, pair, said, until_state
-from web_support import running
+from web_support import Answer, running
 
 from gateway.core.types import CacheMode
 from gateway.settings.schema import CacheLayoutSettings, PairSettings, RetrySettings, Settings
