@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,8 +42,8 @@ def timing_facts(exchange: Exchange) -> dict[str, Any]:
     return facts | (_phase_facts(exchange.timings, exchange.served_mode) if exchange.timings is not None else {})
 
 
-def inter_token_seconds(exchange: Exchange) -> list[float]:
-    return list(exchange.clock.inter_token_seconds(exchange.usage.completion_tokens if exchange.usage else None))
+def inter_token_seconds(exchange: Exchange) -> Sequence[float]:
+    return exchange.clock.inter_token_seconds(exchange.usage.completion_tokens if exchange.usage else None)
 
 
 def figures_of(exchange: Exchange) -> RequestFigures:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from gateway.bench.cells import LINE_WIDTH, fact_line, number, percent, times
+from gateway.bench.columns import Columns
 from gateway.bench.engines.figures import FIGURES, Figure
 from gateway.bench.engines.results import BenchResult, EngineRun, bounds, drift, pooled_median, ratio
 from gateway.bench.engines.roofline import Bound
 
-LABEL_WIDTH, UNIT_WIDTH, CELL_WIDTH, RATIO_WIDTH = 46, 9, 10, 9
+COLUMNS = Columns(label=46, unit=9, value=10, ratio=9)
 RATIO_NOTE = (
     "x = how many times better kvgate is than the column before it (larger is always better), from the medians of all "
     "repeats of its runs before and after the peers; drift = second run against the first, which nothing but the "
@@ -63,31 +64,22 @@ def describe(run: EngineRun) -> str:
 
 
 def table(result: BenchResult) -> str:
-    lines = [_line("", "", _titles(result))]
+    lines = [COLUMNS.line("", "", COLUMNS.titles(len(result.own_runs), _peer_names(result)))]
     for figure in result.figures:
-        lines.append(_line(figure.text(result.sizes), figure.unit, list(_cells(result, figure))))
+        lines.append(COLUMNS.line(figure.text(result.sizes), figure.unit, list(_cells(result, figure))))
     return "\n".join(["", *lines, ""])
-
-
-def _titles(result: BenchResult) -> list[tuple[str, int]]:
-    titles = [("kvgate", CELL_WIDTH)]
-    if len(result.own_runs) > 1:
-        titles += [("again", CELL_WIDTH), ("drift", RATIO_WIDTH)]
-    for name in _peer_names(result):
-        titles += [(name, CELL_WIDTH), ("x", RATIO_WIDTH)]
-    return titles
 
 
 def _cells(result: BenchResult, figure: Figure) -> Iterable[tuple[str, int]]:
     own = result.own_runs
     for run in own[:2]:
-        yield number(run.median(figure.name)), CELL_WIDTH
+        yield number(run.median(figure.name)), COLUMNS.value
     if len(own) > 1:
-        yield percent(drift(result, figure.name)), RATIO_WIDTH
+        yield percent(drift(result, figure.name)), COLUMNS.ratio
     for name in _peer_names(result):
         peer = next((run for run in result.peer_runs if run.name == name), None)
-        yield number(peer.median(figure.name) if peer else None), CELL_WIDTH
-        yield times(_ratio_to(result, figure, peer) if peer else None), RATIO_WIDTH
+        yield number(peer.median(figure.name) if peer else None), COLUMNS.value
+        yield times(_ratio_to(result, figure, peer) if peer else None), COLUMNS.ratio
 
 
 def _peer_names(result: BenchResult) -> list[str]:
@@ -99,16 +91,11 @@ def _ratio_to(result: BenchResult, figure: Figure, peer: EngineRun) -> float | N
     return ratio(figure, pooled_median(result.own_runs, figure.name), peer.median(figure.name))
 
 
-def _line(label: str, unit: str, cells: Sequence[tuple[str, int]]) -> str:
-    columns = "".join(text.rjust(width) for text, width in cells)
-    return f"{label.ljust(LABEL_WIDTH)}{unit.ljust(UNIT_WIDTH)}{columns}".rstrip()
-
-
 def roofline(result: BenchResult) -> str:
     """Per engine: what the machine allows with the weights in the form it serves."""
     labels = {figure.name: figure.text(result.sizes) for figure in FIGURES}
     lines = [
-        f"  {name.ljust(12)}{labels[bound.figure].ljust(LABEL_WIDTH)}at most {bound.limit:8.1f} tok/s, reached "
+        f"  {name.ljust(12)}{labels[bound.figure].ljust(COLUMNS.label)}at most {bound.limit:8.1f} tok/s, reached "
         f"{bound.share * 100:5.1f} %  ({bound.explanation})"
         for name, runs in _by_engine(result)
         for bound in bounds(result, runs)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from gateway.bench.bootstrap import Difference
 from gateway.bench.cells import LINE_WIDTH, UNKNOWN, fact_line, number, percent, times
+from gateway.bench.columns import Columns
 from gateway.bench.gateways.figures import FIGURES, Figure, drift, estimate, figures_of, ratio_to
 from gateway.bench.gateways.results import GatewayResult, GatewayRun
 
-LABEL_WIDTH, UNIT_WIDTH, CELL_WIDTH, RATIO_WIDTH = 43, 6, 14, 8
+COLUMNS = Columns(label=43, unit=6, value=14, ratio=8)
 NOTE = (
     "Below each value its 95 % bootstrap interval, where there are values enough. Added = the gateway's request less "
     "the direct one beside it. x = how many times better kvgate is than the column before it (larger is always "
@@ -64,22 +65,13 @@ def describe(run: GatewayRun) -> str:
 
 
 def table(result: GatewayResult) -> str:
-    lines = [_line("", "", _titles(result))]
+    lines = [COLUMNS.line("", "", COLUMNS.titles(len(result.own_runs), _peer_names(result)))]
     for figure in figures_of(result):
         cells = list(_cells(result, figure))
-        lines.append(_line(figure.text(result.sizes), figure.unit, [(text, width) for text, _, width in cells]))
-        intervals = _line("", "", [(below, width) for _, below, width in cells])
+        lines.append(COLUMNS.line(figure.text(result.sizes), figure.unit, [(text, width) for text, _, width in cells]))
+        intervals = COLUMNS.line("", "", [(below, width) for _, below, width in cells])
         lines += [intervals] if intervals else []
     return "\n".join(["", *lines, ""])
-
-
-def _titles(result: GatewayResult) -> list[tuple[str, int]]:
-    titles = [("kvgate", CELL_WIDTH)]
-    if len(result.own_runs) > 1:
-        titles += [("again", CELL_WIDTH), ("drift", RATIO_WIDTH)]
-    for name in _peer_names(result):
-        titles += [(name, CELL_WIDTH), ("x", RATIO_WIDTH)]
-    return titles
 
 
 def _cells(result: GatewayResult, figure: Figure) -> Iterable[tuple[str, str, int]]:
@@ -87,16 +79,16 @@ def _cells(result: GatewayResult, figure: Figure) -> Iterable[tuple[str, str, in
     for run in result.own_runs[:2]:
         yield _value_cell(result, figure, run)
     if len(result.own_runs) > 1:
-        yield percent(drift(result, figure)), "", RATIO_WIDTH
+        yield percent(drift(result, figure)), "", COLUMNS.ratio
     for name in _peer_names(result):
         peer = next((run for run in result.peer_runs if run.name == name), None)
         yield _value_cell(result, figure, peer)
-        yield times(ratio_to(result, figure, peer) if peer else None), "", RATIO_WIDTH
+        yield times(ratio_to(result, figure, peer) if peer else None), "", COLUMNS.ratio
 
 
 def _value_cell(result: GatewayResult, figure: Figure, run: GatewayRun | None) -> tuple[str, str, int]:
     estimated = estimate(figure, [run], result.seed) if run is not None else None
-    return shown(figure, estimated), interval(estimated), CELL_WIDTH
+    return shown(figure, estimated), interval(estimated), COLUMNS.value
 
 
 def shown(figure: Figure, estimated: Difference | None) -> str:
@@ -120,11 +112,6 @@ def _peer_names(result: GatewayResult) -> list[str]:
 def _by_gateway(result: GatewayResult) -> list[tuple[str, list[GatewayRun]]]:
     names = dict.fromkeys(run.name for run in result.runs)
     return [(name, [run for run in result.runs if run.name == name]) for name in names]
-
-
-def _line(label: str, unit: str, cells: Sequence[tuple[str, int]]) -> str:
-    columns = "".join(text.rjust(width) for text, width in cells)
-    return f"{label.ljust(LABEL_WIDTH)}{unit.ljust(UNIT_WIDTH)}{columns}".rstrip()
 
 
 def reasons(result: GatewayResult) -> Iterable[str]:
